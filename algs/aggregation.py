@@ -1,0 +1,35 @@
+"""How per-token losses become one number: a weight per trajectory, so that loss = sum over tokens of weight * value.
+
+Every mode's weight is constant within a trajectory and its denominators are global over the optimizer step. The driver
+computes the weights once, before sharding; any split into micro-batches, packing or ranks then gives the same gradient.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+MODES = ("token_mean", "sequence_mean", "prompt_mean", "fixed_length")
+
+
+def token_weights(mode: str, lengths: Tensor, group: Tensor, max_new_tokens: int) -> Tensor:
+    """Weight of each token's loss, one per trajectory. lengths [S] int64, group [S] int64 in 0..P-1 -> [S] float32
+
+    token_mean: 1/sum(T). sequence_mean: 1/(S*T_i) (GRPO). prompt_mean: 1/(P*tokens of the prompt) (ScaleRL).
+    fixed_length: 1/(S*max_new_tokens) (Dr. GRPO). Trajectories without action tokens count in none of them.
+    """
+    tokens = lengths.to(torch.float64)
+    present = lengths > 0
+    if mode == "token_mean":
+        weights = torch.ones_like(tokens) / tokens.sum().clamp(min=1)
+    elif mode == "sequence_mean":
+        weights = 1 / (tokens.clamp(min=1) * present.sum().clamp(min=1))
+    elif mode == "prompt_mean":
+        groups = int(group.max()) + 1 if group.numel() else 0
+        per_prompt = tokens.new_zeros(groups).index_add_(0, group, tokens)
+        weights = 1 / (per_prompt.clamp(min=1)[group] * (per_prompt > 0).sum().clamp(min=1))
+    elif mode == "fixed_length":
+        weights = torch.ones_like(tokens) / (present.sum().clamp(min=1) * max_new_tokens)
+    else:
+        raise ValueError(f"aggregation '{mode}' is not one of {', '.join(MODES)}")
+    return torch.where(present, weights, torch.zeros_like(weights)).to(torch.float32)

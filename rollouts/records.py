@@ -1,0 +1,81 @@
+"""The records everything meets in: a prompt, one sampled response (trajectory), and all responses of a prompt (group).
+
+Token-in, token-out: text is decoded for rewards and people, never tokenised again. Imports numpy only, so that reward
+processes start quickly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int32]
+FloatArray = NDArray[np.float32]
+BoolArray = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One row of a data set, ready to be asked."""
+
+    prompt_id: str  # unique and stable over runs: source name and row
+    messages: list[dict[str, Any]]  # chat messages, system prompt included
+    answer: Any = None  # what a reward compares with
+    source: str = ""  # which entry of data.sources it came from
+    columns: dict[str, Any] = field(default_factory=dict)  # the row's other columns, passed through to rewards
+    images: tuple[Any, ...] = ()  # for vision-language models
+
+
+@dataclass
+class Trajectory:
+    """One sampled response, possibly of several turns. Arrays of T tokens generated or observed after the prompt."""
+
+    prompt: Prompt
+    group_id: str  # all responses to one asking of a prompt share it
+    sample: int  # index within the group
+    prompt_ids: IntArray  # [P]
+    token_ids: IntArray  # [T]
+    behavior_logprobs: FloatArray  # [T] exactly as sampled; 0 on observations
+    versions: IntArray  # [T] policy version that made each token
+    is_action: BoolArray  # [T] trained on (generated) or not (observed)
+    turn: IntArray  # [T]
+    response: str = ""  # decoded action tokens, special tokens removed
+    finish_reason: str = ""  # "stop" ended by itself, "length" cut at the limit, "abort"
+    reward: float | None = None  # None until scored, and for good when scoring failed
+    reward_parts: dict[str, float] = field(default_factory=dict)
+    reward_error: str | None = None  # why scoring failed: never a silent 0
+    generate_seconds: float = 0.0
+    reward_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        lengths = {
+            name: len(getattr(self, name))
+            for name in ("token_ids", "behavior_logprobs", "versions", "is_action", "turn")
+        }
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"trajectory {self.group_id}/{self.sample}: per-token arrays differ in length: {lengths}")
+
+    @property
+    def action_tokens(self) -> int:
+        return int(self.is_action.sum())
+
+    @property
+    def truncated(self) -> bool:
+        return self.finish_reason == "length"
+
+
+@dataclass
+class Group:
+    """All trajectories of one asking of a prompt; sizes may differ between groups."""
+
+    group_id: str
+    prompt: Prompt
+    trajectories: list[Trajectory]
+
+    @property
+    def scored(self) -> list[Trajectory]:
+        """Trajectories with a reward: what baselines and losses are made of."""
+        return [t for t in self.trajectories if t.reward is not None]
