@@ -1,0 +1,1 @@
+"""The configuration: schema, loading, and the YAML files of the jobs."""
