@@ -57,7 +57,7 @@ def test_values_that_are_not_finite_stay_visible() -> None:
 
 
 def test_undefined_names_are_refused_and_free_prefixes_are_not() -> None:
-    with pytest.raises(ValueError, match="train/los.*METRICS"):
+    with pytest.raises(ValueError, match=r"train/los.*METRICS"):
         Tally().add("train/los", 1.0)
     with pytest.raises(ValueError, match="method/"):
         definition("method/")

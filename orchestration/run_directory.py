@@ -1,0 +1,268 @@
+"""A run on disk: config.yaml, environment.json, metrics.jsonl, samples/, logs/, checkpoints/, report.html.
+
+Whatever is found under its final name is complete: files are written beside it, flushed to disk and renamed. The
+exception is metrics.jsonl, which grows by whole lines; readers leave out a last line that was cut off.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from orchestration.environment import describe_environment
+from orchestration.metrics import METRICS, definition
+from rollouts.records import Trajectory
+
+CONFIG, ENVIRONMENT, METRICS_FILE, REPORT = "config.yaml", "environment.json", "metrics.jsonl", "report.html"
+SAMPLES, LOGS, CHECKPOINTS = "samples", "logs", "checkpoints"
+MARKER = "checkpoint.json"  # in every finished checkpoint: which run made it, at which step
+
+
+def check_free(path: str | Path) -> None:
+    """Raises: ValueError when `path` already holds a run, or anything else that a run could overwrite."""
+    path = Path(path)
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"run directory {path} is a file; choose another with --run-dir or run.name")
+    if path.is_dir() and any(path.iterdir()):
+        held = "already holds a run" if (path / CONFIG).exists() or (path / METRICS_FILE).exists() else "is not empty"
+        raise ValueError(f"run directory {path} {held}; choose another with --run-dir or run.name, or remove it first")
+
+
+class RunDirectory:
+    """The one writer of a run's files. Make it with `create`."""
+
+    def __init__(self, path: str | Path, run_id: str) -> None:
+        self.path = Path(path)
+        self.run_id = run_id
+
+    @classmethod
+    def create(cls, path: str | Path, config_yaml: str, seeds: dict[str, int] | None = None) -> RunDirectory:
+        """Make the folder with config.yaml (the resolved configuration) and environment.json.
+
+        Raises: ValueError when the folder already holds a run.
+        """
+        path = Path(path)
+        check_free(path)
+        path.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(path / CONFIG, "x", encoding="utf-8") as file:  # "x": of two runs started at once, one wins
+                file.write(config_yaml)
+        except FileExistsError:
+            check_free(path)
+            raise
+        for folder in (SAMPLES, LOGS, CHECKPOINTS):
+            (path / folder).mkdir()
+        run = cls(path, run_id=uuid.uuid4().hex)
+        environment = {"run_id": run.run_id, "seeds": seeds or {}, **describe_environment()}
+        write_atomically(path / ENVIRONMENT, json.dumps(environment, indent=2) + "\n")
+        return run
+
+    @property
+    def report_path(self) -> Path:
+        return self.path / REPORT
+
+    def log_path(self, name: str) -> Path:
+        """Where an actor's or library's output goes, e.g. log_path("engine_0")."""
+        return self.path / LOGS / f"{name}.log"
+
+    def write_metrics(self, step: int, values: dict[str, float]) -> None:
+        """Append one line. Floats keep full precision; values that are not finite become the strings "NaN",
+        "Infinity" and "-Infinity".
+
+        Raises: ValueError for a metric without a definition.
+        """
+        for name in values:
+            definition(name)
+        ordered = sorted(values, key=_metric_order)
+        line = json.dumps({"step": step, **{name: _json_number(values[name]) for name in ordered}}, allow_nan=False)
+        with open(self.path / METRICS_FILE, "a", encoding="utf-8") as file:
+            file.write(line + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def write_samples(
+        self,
+        step: int,
+        trajectories: Iterable[Trajectory],
+        advantages: Iterable[float] | None = None,
+        heldout: bool = False,
+    ) -> Path:
+        """Write samples/step_000123.jsonl (heldout: eval_000123.jsonl), one line a response.
+
+        advantages: one per trajectory, in the same order.
+        """
+        records = [sample_record(trajectory) for trajectory in trajectories]
+        if advantages is not None:
+            for record, advantage in zip(records, advantages, strict=True):
+                record["advantage"] = _json_number(advantage)
+        path = samples_path(self.path, step, heldout)
+        lines = [json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records]
+        write_atomically(path, "".join(lines))
+        return path
+
+    @contextmanager
+    def checkpoint(self, step: int) -> Iterator[Path]:
+        """A folder to write a checkpoint into; checkpoints/step_000123 appears, complete, when the block ends.
+
+        After an exception in the block nothing is left.
+        Raises: ValueError when that step has a checkpoint.
+        """
+        final = self.path / CHECKPOINTS / f"step_{step:06d}"
+        if final.exists():
+            raise ValueError(f"checkpoint {final} exists; remove it first")
+        self._remove_leftovers()
+        partial = final.with_name(f".{final.name}.partial")
+        partial.mkdir()
+        try:
+            yield partial
+            (partial / MARKER).write_text(json.dumps({"run_id": self.run_id, "step": step}) + "\n", encoding="utf-8")
+            _fsync_tree(partial)
+            os.rename(partial, final)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        _fsync(final.parent)
+
+    def prune_checkpoints(self, keep: int) -> list[Path]:
+        """Remove all but the newest `keep` checkpoints of this run; returns what was removed.
+
+        Folders that this run did not make are left alone.
+        """
+        assert keep >= 1, f"keep {keep}"
+        ours = [path for path in checkpoints(self.path) if read_marker(path)["run_id"] == self.run_id]
+        for path in ours[:-keep]:
+            doomed = path.with_name(f".{path.name}.removing")  # renamed first: never half a checkpoint under its name
+            os.rename(path, doomed)
+            shutil.rmtree(doomed)
+        return ours[:-keep]
+
+    def _remove_leftovers(self) -> None:
+        """Of a process killed while it wrote or removed a checkpoint."""
+        for pattern in (".step_*.partial", ".step_*.removing"):
+            for path in (self.path / CHECKPOINTS).glob(pattern):
+                shutil.rmtree(path)
+
+
+def sample_record(trajectory: Trajectory) -> dict[str, Any]:
+    """What samples/ keeps of a response."""
+    t = trajectory
+    return {
+        "group": t.group_id,
+        "sample": t.sample,
+        "prompt_id": t.prompt.prompt_id,
+        "source": t.prompt.source,
+        "prompt": prompt_text(t.prompt.messages),
+        "answer": _plain(t.prompt.answer),
+        "response": t.response,
+        "reward": None if t.reward is None else _json_number(t.reward),
+        "parts": {name: _json_number(value) for name, value in t.reward_parts.items()},
+        "error": t.reward_error,
+        "finish_reason": t.finish_reason,
+        "prompt_tokens": len(t.prompt_ids),
+        "tokens": t.action_tokens,
+        "versions": [int(t.versions.min()), int(t.versions.max())] if len(t.versions) else [],
+        "generate_seconds": t.generate_seconds,
+        "reward_seconds": t.reward_seconds,
+    }
+
+
+def prompt_text(messages: list[dict[str, Any]]) -> str:
+    """Chat messages for people to read: the role on a line of its own, then what was said."""
+    return "\n\n".join(f"{message['role']}:\n{_content_text(message['content'])}" for message in messages)
+
+
+def samples_path(run: str | Path, step: int, heldout: bool = False) -> Path:
+    return Path(run) / SAMPLES / f"{'eval' if heldout else 'step'}_{step:06d}.jsonl"
+
+
+def sample_steps(run: str | Path, heldout: bool = False) -> list[int]:
+    """Steps whose samples were written, in order."""
+    kind = "eval" if heldout else "step"
+    return sorted(int(path.stem.removeprefix(f"{kind}_")) for path in (Path(run) / SAMPLES).glob(f"{kind}_*.jsonl"))
+
+
+def read_samples(run: str | Path, step: int, heldout: bool = False) -> list[dict[str, Any]]:
+    """The records of one samples file, as `sample_record` made them."""
+    lines = samples_path(run, step, heldout).read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines if line]
+
+
+def read_metrics(run: str | Path) -> list[dict[str, float]]:
+    """The lines of metrics.jsonl, "NaN", "Infinity" and "-Infinity" as floats; empty when there is none yet."""
+    path = Path(run) / METRICS_FILE
+    if not path.exists():
+        return []
+    complete = path.read_text(encoding="utf-8").split("\n")[:-1]  # what follows the last newline was cut off
+    rows = [json.loads(line) for line in complete]
+    return [{name: float(v) if isinstance(v, str) else v for name, v in row.items()} for row in rows]
+
+
+def checkpoints(run: str | Path) -> list[Path]:
+    """Complete checkpoints, oldest step first."""
+    found = [p for p in (Path(run) / CHECKPOINTS).glob("step_*") if p.is_dir() and (p / MARKER).is_file()]
+    return sorted(found, key=lambda path: read_marker(path)["step"])
+
+
+def read_marker(checkpoint: Path) -> dict[str, Any]:
+    """`run_id` and `step` of a finished checkpoint."""
+    return json.loads((checkpoint / MARKER).read_text(encoding="utf-8"))
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Readers see the old file or the new one, never a part."""
+    partial = path.with_name(f".{path.name}.partial")
+    # A lone surrogate in a model's or data set's text is written as \\udXXX, which JSON reads back as it was.
+    with open(partial, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def _content_text(content: str | list[dict[str, Any]]) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(part["text"] if part.get("type") == "text" else f"[{part.get('type')}]" for part in content)
+
+
+def _metric_order(name: str) -> tuple[int, str]:
+    order = list(METRICS)
+    return (order.index(name), "") if name in METRICS else (len(order), name)
+
+
+def _json_number(value: float) -> float | int | str:
+    if isinstance(value, int):
+        return value
+    value = float(value)
+    if math.isnan(value):
+        return "NaN"
+    return value if math.isfinite(value) else ("Infinity" if value > 0 else "-Infinity")
+
+
+def _plain(answer: Any) -> Any:
+    """An expected answer as JSON holds it; whatever has no form there becomes text."""
+    if isinstance(answer, float):
+        return _json_number(answer)
+    return answer if answer is None or isinstance(answer, str | int) else str(answer)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _fsync_tree(root: Path) -> None:
+    for folder, _, files in os.walk(root):
+        for name in files:
+            _fsync(Path(folder) / name)
+        _fsync(Path(folder))
