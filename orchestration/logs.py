@@ -1,0 +1,77 @@
+"""Keeps the libraries' output off the screen and in files of the run directory, where it can be read after a failure."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+LIBRARIES = ("ray", "vllm", "deepspeed", "DeepSpeed", "transformers", "accelerate", "torch", "py.warnings")
+FORMAT = "%(asctime)s %(process)d %(name)s %(levelname)s %(message)s"
+
+
+def redirect_output_to(path: str | Path) -> None:
+    """From now on everything this process, its libraries and its children print goes to the end of `path`.
+
+    Acts on file descriptors 1 and 2, so that C libraries and child processes are caught as well. For actor processes.
+    """
+    descriptor = _open_log(path)
+    _point_output_at(descriptor, descriptor)
+    os.close(descriptor)
+
+
+@contextmanager
+def captured_output(path: str | Path) -> Iterator[TextIO]:
+    """While the block runs, as `redirect_output_to`; yields a stream to what was standard output before.
+
+    For the driver: the console writes to the yielded stream, and nothing else reaches the screen. On leaving, also by an
+    exception, standard output and error are as they were.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = os.dup(1), os.dup(2)
+    screen = os.fdopen(os.dup(saved[0]), "w", encoding="utf-8", errors="replace", buffering=1)
+    try:
+        redirect_output_to(path)
+        yield screen
+    finally:
+        _point_output_at(*saved)
+        for descriptor in saved:
+            os.close(descriptor)
+        screen.close()
+
+
+def log_libraries_to(path: str | Path, level: int = logging.INFO) -> None:
+    """Send the Python loggers of the libraries underneath, and Python warnings, to `path` and nowhere else."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter(FORMAT))
+    logging.captureWarnings(True)
+    for name in LIBRARIES:
+        logger = logging.getLogger(name)
+        logger.handlers = [handler]
+        logger.propagate = False
+        logger.setLevel(level)
+
+
+def log_tail(path: str | Path, lines: int = 20) -> str:
+    """The last lines of a log, to be shown with an error; says so when there are none."""
+    path = Path(path)
+    text = path.read_text(encoding="utf-8", errors="replace").rstrip() if path.exists() else ""
+    return "\n".join(text.splitlines()[-lines:]) if text else f"({path} is empty)"
+
+
+def _open_log(path: str | Path) -> int:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+
+def _point_output_at(standard_output: int, standard_error: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(standard_output, 1)
+    os.dup2(standard_error, 2)
