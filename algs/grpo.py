@@ -24,8 +24,12 @@ class GRPO(PolicyMethod):
     """
 
     class Params(MethodParams):
-        clip_low: float = param(0.2, "Ratios below 1 - clip_low give no gradient when the advantage is negative.", ge=0, lt=1)
-        clip_high: float = param(0.2, "Ratios above 1 + clip_high give no gradient when the advantage is positive.", ge=0)
+        clip_low: float = param(
+            0.2, "Ratios below 1 - clip_low give no gradient when the advantage is negative.", ge=0, lt=1
+        )
+        clip_high: float = param(
+            0.2, "Ratios above 1 + clip_high give no gradient when the advantage is positive.", ge=0
+        )
         kl_coef: float = param(0.0, "Weight of KL(pi || pi_ref) in the loss; 0 holds no reference model.", ge=0)
         kl_estimator: Literal["k1", "k2", "k3"] = param("k3", "Per-token KL estimator; k3 is the paper's.")
 

@@ -136,5 +136,7 @@ def find_method(name: str) -> type[PolicyMethod]:
     ]
     if len(own) != 1:
         names = ", ".join(value.__name__ for value in own) or "none"
-        raise ValueError(f"method '{name}': {module_name} must define one PolicyMethod, found {names}; use module:Class")
+        raise ValueError(
+            f"method '{name}': {module_name} must define one PolicyMethod, found {names}; use module:Class"
+        )
     return own[0]

@@ -1,0 +1,1 @@
+"""The driver loop, the trainer, the actors, weight synchronisation, run directories."""

@@ -1,0 +1,120 @@
+"""Starts Ray, places the actors, brings them up together, and takes everything down again."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from algs.method import PolicyMethod
+from configs.schema import EvalConfig, RLConfig
+from orchestration.devices import DeviceSpec, resolve
+from orchestration.rollout_actor import RolloutActor, RolloutGroup
+from orchestration.run_directory import RunDirectory
+from orchestration.trainer import TrainerSettings
+from orchestration.trainer_actor import TrainerGroup
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Actors:
+    """Everything that is alive during a job; an evaluation on its own has no trainers."""
+
+    trainers: TrainerGroup | None
+    rollouts: RolloutGroup
+
+
+@contextmanager
+def started_ray() -> Iterator[None]:
+    """Join the cluster that RAY_ADDRESS names (as `ray job submit` sets it), or start one on this machine; a Ray that
+    was already initialised in this process is used and left alone."""
+    if ray.is_initialized():
+        yield
+        return
+    paths = [str(ROOT), os.getcwd(), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    ray.init(
+        address=os.environ.get("RAY_ADDRESS"),
+        include_dashboard=False if "RAY_ADDRESS" not in os.environ else None,
+        logging_level=logging.WARNING,
+        log_to_driver=False,  # actors write to files in the run directory
+        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}},
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def started_actors(config: RLConfig | EvalConfig, run: RunDirectory, method: PolicyMethod | None) -> Iterator[Actors]:
+    """Trainer ranks (when there is a method to train with) and engines, ready to work; closed at the end.
+
+    Start-up is concurrent: engines compile and load while the trainer does.
+    """
+    device = resolve(config.model.device)
+    ranks = config.train.ranks if isinstance(config, RLConfig) else 0
+    rollout = config.rollout if isinstance(config, RLConfig) else config
+    with started_ray(), placed(device, ranks, rollout.engines, rollout.tensor_parallel_size) as options:
+        futures: list[Any] = []
+        trainers = None
+        if isinstance(config, RLConfig):
+            assert method is not None
+            trainers, starting = TrainerGroup.create(
+                trainer_settings(config), method, device, config.sync.method, run.path / "sync", run, options[:ranks],
+                threads=config.train.threads_per_rank or max(1, device.cores // ranks),
+            )  # fmt: skip
+            futures += starting
+        rollouts, starting = RolloutGroup.create(config, device, run, options[ranks:])
+        try:
+            ray.get(futures + starting)
+            yield Actors(trainers, rollouts)
+        finally:
+            rollouts.close()
+            if trainers is not None:
+                trainers.close()
+
+
+def trainer_settings(config: RLConfig) -> TrainerSettings:
+    return TrainerSettings(
+        model=config.model,
+        train=config.train,
+        temperature=config.rollout.temperature,
+        seed=config.run.seed,
+        total_updates=config.train.steps * config.train.updates_per_step,
+    )
+
+
+@contextmanager
+def placed(device: DeviceSpec, ranks: int, engines: int, devices_per_engine: int) -> Iterator[list[dict[str, Any]]]:
+    """Ray options for each trainer rank, then for each engine.
+
+    On GPUs every rank and every engine gets a bundle of its own, all of them or none; an engine's devices are on one
+    node. On CPUs the actors share the cores (the trainer works while the engine waits), so nothing is reserved.
+    """
+    if device.device != "cuda":
+        yield [{"num_cpus": 0} for _ in range(ranks + engines)]
+        return
+    sizes = [1] * ranks + [devices_per_engine] * engines
+    group: PlacementGroup = placement_group([{"GPU": size, "CPU": 1} for size in sizes], strategy="PACK")
+    try:
+        ray.get(group.ready(), timeout=300)
+        yield [
+            {
+                "num_cpus": 1,
+                "num_gpus": size,
+                "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=i),
+            }
+            for i, size in enumerate(sizes)
+        ]
+    finally:
+        remove_placement_group(group)

@@ -1,0 +1,258 @@
+"""One data-parallel rank of the trainer: DeepSpeed around a packed forward pass, the same for every method.
+
+The trainer owns everything a method does not: forward pass at the sampling temperature, accumulation over micro-batches,
+clipping, stepping, metrics as sums and counts. It works in a plain process (one rank) or inside one Ray actor per rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import numpy as np
+import torch
+from torch import Tensor
+
+from algs.method import PolicyMethod, PolicyTokens
+from configs.schema import Model, Train
+from data_feeds.packing import MicroBatch
+from orchestration.devices import DeviceSpec
+from orchestration.forward import PolicyModel, PreparedBatch, load_policy, to_device
+from orchestration.metrics import Tally
+
+
+class NonFiniteError(RuntimeError):
+    """A loss or gradient was Inf or NaN; the same on every rank."""
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """What a trainer rank needs to know, beyond the method."""
+
+    model: Model
+    train: Train
+    temperature: float  # the sampling temperature, of the rollouts that are trained on
+    seed: int
+    total_updates: int  # optimizer steps of the whole run, for the learning-rate schedule
+
+
+def learning_rate_at(update: int, train: Train, total_updates: int) -> float:
+    """Learning rate of optimizer step `update` (from 0). Warm-up starts above zero; cosine and linear end at the minimum."""
+    if update < train.warmup_steps:
+        return train.learning_rate * (update + 1) / train.warmup_steps
+    span = max(total_updates - train.warmup_steps - 1, 1)
+    progress = min((update - train.warmup_steps) / span, 1.0)
+    decay = {"constant": 1.0, "linear": 1 - progress, "cosine": 0.5 * (1 + math.cos(math.pi * progress))}[
+        train.schedule
+    ]
+    return train.min_learning_rate + (train.learning_rate - train.min_learning_rate) * decay
+
+
+def deepspeed_config(model: Model, train: Train, ranks: int) -> dict[str, Any]:
+    """DeepSpeed's configuration: numbers everywhere, since outside the Hugging Face integration it drops "auto" values."""
+    config: dict[str, Any] = {
+        "train_batch_size": ranks,
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,  # the boundary is set by hand: steps have as many micro-batches as they need
+        "gradient_clipping": train.max_grad_norm,
+        "zero_optimization": {
+            "stage": train.zero_stage,
+            "reduce_bucket_size": 50_000_000,
+            "allgather_bucket_size": 50_000_000,
+            "stage3_prefetch_bucket_size": 50_000_000,
+            "stage3_param_persistence_threshold": 100_000,
+        },
+        "bf16": {"enabled": model.dtype == "bfloat16"},
+        "zero_allow_untested_optimizer": True,  # torch's fused AdamW; tested here at every stage
+        "steps_per_print": 10**9,
+    }
+    if model.dtype == "bfloat16" and train.zero_stage > 0:
+        config["data_types"] = {"grad_accum_dtype": "fp32"}
+    for key, value in train.deepspeed.items():
+        config[key] = {**config[key], **value} if isinstance(config.get(key), dict) else value
+    return config
+
+
+class Trainer:
+    """One rank. `deepspeed.init_distributed` must be possible: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are set."""
+
+    def __init__(self, settings: TrainerSettings, method: PolicyMethod, device: DeviceSpec) -> None:
+        self.settings, self.method = settings, method
+        deepspeed.init_distributed(dist_backend=device.backend, verbose=False)
+        self.rank, self.ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        self.device = torch.device(device.device, torch.cuda.current_device() if device.device == "cuda" else 0)
+        torch.manual_seed(settings.seed)  # construction is the same on every rank: ZeRO-3 does not broadcast parameters
+        policy = load_policy(settings.model, device)
+        self.reference = load_policy(settings.model, device) if "ref_logprobs" in method.needs() else None
+        if self.reference is not None:
+            self.reference.requires_grad_(False).eval().to(
+                device=self.device, dtype=getattr(torch, settings.model.dtype)
+            )
+        self.engine, _, _, _ = deepspeed.initialize(
+            model=policy,
+            optimizer=torch.optim.AdamW(parameter_groups(policy, settings.train), **adamw_arguments(settings.train)),
+            config=deepspeed_config(settings.model, settings.train, self.ranks),
+        )
+        torch.manual_seed(settings.seed + self.rank)
+        self.updates = 0
+
+    @property
+    def policy(self) -> PolicyModel:
+        return self.engine.module
+
+    def step(self, updates: list[list[MicroBatch]]) -> Tally:
+        """Run one optimizer step per entry of `updates`, this rank's micro-batches of each; every rank passes as many.
+
+        Raises:
+            NonFiniteError: a loss or gradient norm is Inf or NaN (on every rank alike).
+        """
+        tally = Tally()
+        # With one update per step the policy at its start is the policy itself: the ratio is one by definition and
+        # recomputing it would cost a forward pass for nothing.
+        old = [self.logprobs(batches) for batches in updates] if len(updates) > 1 else [None]
+        for batches, old_logprobs in zip(updates, old, strict=True):
+            tally.merge(self._update(batches, old_logprobs))
+        return tally
+
+    def _update(self, batches: list[MicroBatch], old_logprobs: list[np.ndarray] | None) -> Tally:
+        rate = learning_rate_at(self.updates, self.settings.train, self.settings.total_updates)
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = rate
+        sums = StepSums()
+        self.engine.train()
+        for i, batch in enumerate(batches):
+            self.engine.set_gradient_accumulation_boundary(i == len(batches) - 1)
+            prepared = to_device(batch, self.device)
+            logprobs, entropy = self.engine(prepared, self.settings.temperature)
+            old = None if old_logprobs is None else torch.from_numpy(old_logprobs[i]).to(self.device)
+            tokens = self._policy_tokens(prepared, logprobs, entropy, old)
+            token_loss = self.method.loss(tokens)
+            loss = (token_loss.values * prepared.loss_weights).sum()
+            sums.add(prepared, tokens, token_loss.metrics, loss)
+            # DeepSpeed averages gradients over ranks; our weights already hold the global denominator.
+            self.engine.backward(loss * self.ranks, scale_wrt_gas=False)
+            self.engine.step()
+        self.updates += 1
+        norm = float(self.engine.get_global_grad_norm() or 0.0)
+        tally = sums.to_tally(self.rank)
+        self._refuse_non_finite(tally, norm)
+        tally.add("train/gradient_norm", norm, 1)
+        tally.add("train/learning_rate", rate, 1)
+        tally.maximum("train/micro_batches", len(batches))
+        return tally
+
+    def _refuse_non_finite(self, tally: Tally, norm: float) -> None:
+        finite = torch.tensor([float(math.isfinite(norm) and math.isfinite(tally.sums["train/loss"]))])
+        finite = finite.to(self.device)
+        torch.distributed.all_reduce(finite, torch.distributed.ReduceOp.MIN)
+        if finite.item() == 0:
+            raise NonFiniteError(
+                f"optimizer step {self.updates}: loss {tally.sums['train/loss']:g}, gradient norm {norm:g} on rank "
+                f"{self.rank}; the run stops before these weights are used. Try a lower train.learning_rate."
+            )
+
+    def _policy_tokens(
+        self, prepared: PreparedBatch, logprobs: Tensor, entropy: Tensor, old: Tensor | None
+    ) -> PolicyTokens:
+        ref = None
+        if self.reference is not None:
+            with torch.no_grad():
+                ref = self.reference(prepared, self.settings.temperature)[0]
+        return PolicyTokens(
+            logprobs=logprobs,
+            behavior_logprobs=prepared.behavior_logprobs,
+            old_logprobs=logprobs.detach() if old is None else old,
+            advantages=prepared.advantages,
+            entropy=entropy,
+            sequence=prepared.sequence,
+            group=prepared.group,
+            staleness=prepared.staleness,
+            ref_logprobs=ref,
+        )
+
+    @torch.no_grad()
+    def logprobs(self, batches: list[MicroBatch], temperature: float | None = None) -> list[np.ndarray]:
+        """Log-probabilities of every micro-batch's action tokens under the current weights, [N] float32 each."""
+        self.engine.eval()
+        t = self.settings.temperature if temperature is None else temperature
+        return [self.engine(to_device(batch, self.device), t)[0].float().cpu().numpy() for batch in batches]
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Full parameters by their Hugging Face names, in the compute dtype. A collective: every rank iterates."""
+        for name, parameter in self.policy.hf_model.named_parameters():
+            with deepspeed.zero.GatheredParameters([parameter], enabled=self.settings.train.zero_stage == 3):
+                yield name, parameter.detach()
+
+    def save(self, folder: Path) -> None:
+        """Write the policy in Hugging Face format (rank 0 writes; a collective)."""
+        state = {}
+        for name, tensor in self.weights():
+            if self.rank == 0:
+                state[name] = tensor.cpu().clone()
+        if self.rank == 0:
+            self.policy.hf_model.save_pretrained(folder, state_dict=state)
+
+
+class StepSums:
+    """Sums over the tokens of an optimizer step, kept on the device until its end: no host sync per micro-batch."""
+
+    def __init__(self) -> None:
+        self.loss: Tensor | float = 0.0
+        self.tokens = 0
+        self.forward_tokens = 0
+        self.sums: dict[str, Tensor] = {}
+        self.maxima: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def add(self, prepared: PreparedBatch, t: PolicyTokens, metrics: dict[str, Tensor], loss: Tensor) -> None:
+        self.forward_tokens += prepared.tokens
+        self.loss = self.loss + loss.detach()
+        if prepared.is_filler:
+            return
+        log_rho = t.logprobs.detach() - t.behavior_logprobs
+        self.tokens += t.logprobs.shape[0]
+        self._put("train/entropy_nats", t.entropy)
+        self._put("train/logprob_gap_mean", log_rho.abs())
+        self._put("train/kl_behavior_nats", torch.expm1(log_rho) - log_rho)
+        self._put("train/staleness_mean", t.staleness.float())
+        for name, values in metrics.items():
+            self._put(f"method/{name}", values)
+        self._max("train/logprob_gap_max", log_rho.abs())
+        self._max("train/staleness_max", t.staleness.float())
+
+    def _put(self, name: str, values: Tensor) -> None:
+        self.sums[name] = self.sums.get(name, 0.0) + values.detach().double().sum()
+
+    def _max(self, name: str, values: Tensor) -> None:
+        largest = values.max()
+        self.maxima[name] = torch.maximum(self.maxima[name], largest) if name in self.maxima else largest
+
+    def to_tally(self, rank: int) -> Tally:
+        tally = Tally()
+        tally.add("train/loss", float(self.loss), 1 if rank == 0 else 0)  # ranks hold parts of one sum
+        tally.total("train/tokens", self.forward_tokens)
+        tally.total("train/action_tokens", self.tokens)
+        for name, value in self.sums.items():
+            tally.add(name, float(value), self.tokens)
+        for name, value in self.maxima.items():
+            tally.maximum(name, float(value))
+        return tally
+
+
+def parameter_groups(policy: torch.nn.Module, train: Train) -> list[dict[str, Any]]:
+    """Matrices are decayed, norms and biases are not; without decay there is one group."""
+    parameters = [p for p in policy.parameters() if p.requires_grad]
+    if train.weight_decay == 0:
+        return [{"params": parameters, "weight_decay": 0.0}]
+    return [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": train.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+
+
+def adamw_arguments(train: Train) -> dict[str, Any]:
+    return {"lr": train.learning_rate, "betas": train.betas, "eps": train.eps, "fused": True}

@@ -1,0 +1,113 @@
+"""The trainer ranks as Ray actors, and the driver's one handle on all of them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+
+from algs.method import PolicyMethod
+from data_feeds.packing import MicroBatch
+from orchestration.devices import DeviceSpec, environment_for_trainer
+from orchestration.logs import redirect_output_to
+from orchestration.metrics import Tally
+from orchestration.run_directory import RunDirectory
+from orchestration.trainer import Trainer, TrainerSettings
+from orchestration.weight_sync import WeightPublisher
+
+
+class TrainerActor:
+    """One rank in a process of its own. Constructed empty, so that rank 0's address is known before anyone connects."""
+
+    def __init__(self, log_file: str) -> None:
+        redirect_output_to(log_file)
+
+    def address(self) -> tuple[str, int]:
+        """This node's address and a free port on it, for the ranks' rendezvous."""
+        import socket
+
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return ray.util.get_node_ip_address(), probe.getsockname()[1]
+
+    def start(
+        self, rank: int, ranks: int, address: tuple[str, int], settings: TrainerSettings, method: PolicyMethod,
+        device: DeviceSpec, sync_method: str, sync_folder: str,
+    ) -> None:  # fmt: skip
+        """Join the other ranks, load the model, wrap it in DeepSpeed."""
+        os.environ.update(
+            RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK="0", MASTER_ADDR=address[0], MASTER_PORT=str(address[1])
+        )  # Ray shows an actor only its own GPUs, so the local rank is always 0
+        self.trainer = Trainer(settings, method, device)
+        self.publisher = WeightPublisher(sync_method, Path(sync_folder)) if rank == 0 else None
+
+    def step(self, updates: list[list[MicroBatch]]) -> Tally:
+        return self.trainer.step(updates)
+
+    def logprobs(self, batches: list[MicroBatch], temperature: float | None = None) -> list[np.ndarray]:
+        return self.trainer.logprobs(batches, temperature)
+
+    def publish(self, version: int) -> dict[str, Any] | None:
+        """Gather the weights (all ranks) and put them where engines can take them (rank 0), which returns the notice."""
+        if self.publisher is None:
+            for _ in self.trainer.weights():
+                pass
+            return None
+        return self.publisher.publish(version, self.trainer.weights())
+
+    def save(self, folder: str) -> None:
+        self.trainer.save(Path(folder))
+
+    def close(self) -> None:
+        if self.publisher is not None:
+            self.publisher.close()
+
+
+class TrainerGroup:
+    """All ranks, driven together."""
+
+    def __init__(self, actors: list[Any]) -> None:
+        self.actors = actors
+
+    @classmethod
+    def create(
+        cls, settings: TrainerSettings, method: PolicyMethod, device: DeviceSpec, sync_method: str, sync_folder: Path,
+        run: RunDirectory, options: list[dict[str, Any]], threads: int,
+    ) -> tuple[TrainerGroup, list[Any]]:  # fmt: skip
+        """Create one actor per entry of `options` (Ray actor options); returns the group and the start-up futures."""
+        environment = environment_for_trainer(device.device, threads)
+        actors = []
+        for rank, placed in enumerate(options):
+            actor = ray.remote(TrainerActor).options(**placed, runtime_env={"env_vars": environment})
+            actors.append(actor.remote(str(run.log_path(f"trainer_{rank}"))))
+        address = ray.get(actors[0].address.remote())
+        return cls(actors), [
+            actor.start.remote(rank, len(actors), address, settings, method, device, sync_method, str(sync_folder))
+            for rank, actor in enumerate(actors)
+        ]
+
+    def step(self, updates: list[list[list[MicroBatch]]]) -> Tally:
+        """updates[u][rank] are the micro-batches of optimizer step u; returns the step's metrics over all ranks."""
+        tally = Tally()
+        per_rank = [[update[rank] for update in updates] for rank in range(len(self.actors))]
+        for part in ray.get([a.step.remote(batches) for a, batches in zip(self.actors, per_rank, strict=True)]):
+            tally.merge(part)
+        return tally
+
+    def logprobs(self, per_rank: list[list[MicroBatch]], temperature: float | None = None) -> list[list[np.ndarray]]:
+        """Log-probabilities of the action tokens of every rank's micro-batches, under the current weights."""
+        calls = [a.logprobs.remote(batches, temperature) for a, batches in zip(self.actors, per_rank, strict=True)]
+        return ray.get(calls)
+
+    def publish(self, version: int) -> dict[str, Any]:
+        """Make the current weights available to engines; returns what an engine needs to take them."""
+        return ray.get([actor.publish.remote(version) for actor in self.actors])[0]
+
+    def save(self, folder: Path) -> None:
+        ray.get([actor.save.remote(str(folder)) for actor in self.actors])
+
+    def close(self) -> None:
+        ray.get([actor.close.remote() for actor in self.actors])
