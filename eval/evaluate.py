@@ -1,0 +1,91 @@
+"""Evaluation of a model or checkpoint on its own: greedy accuracy, unbiased pass@k, and every generation kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from configs.schema import EvalConfig
+from data_feeds.prompts import PromptSets
+from eval.pass_at_k import ks_up_to, mean_with_interval, pass_at_k
+from orchestration.clock import StepClock
+from orchestration.cluster import started_actors
+from orchestration.console import Console
+from orchestration.evaluation import evaluation_tally
+from orchestration.logs import captured_output
+from orchestration.metrics import Tally
+from orchestration.rollout_actor import refuse_failed_rewards
+from orchestration.run_directory import RunDirectory, write_atomically
+from rollouts.records import Group
+from rollouts.sampling import Sampling
+
+RESULT = "evaluation.json"
+
+
+def run_eval(
+    config: EvalConfig, prompts: PromptSets, run: RunDirectory, write_report: Callable[[Path], Path]
+) -> None:
+    """Sample, score and judge; results go to evaluation.json, metrics.jsonl, samples/ and the screen.
+
+    Raises:
+        RewardFailures: more responses could not be scored than reward.max_error_rate allows.
+    """
+    chosen = prompts.heldout if config.eval.split == "heldout" else [*prompts.train, *prompts.heldout]
+    chosen = chosen[: config.eval.max_prompts]
+    with ExitStack() as stack:
+        screen = stack.enter_context(captured_output(run.log_path("driver")))
+        console = stack.enter_context(Console(config.run.name, 1, screen))
+        with console.phase("starting engines"):
+            actors = stack.enter_context(started_actors(config, run, method=None))
+        clock, tally, rows = StepClock(), Tally(), {}
+        if config.eval.greedy:
+            with console.phase("greedy responses"), clock.phase("eval"):
+                sampling = Sampling.of_eval_run(config.eval, config.run.seed, greedy=True)
+                greedy = actors.rollouts.generate(chosen, 1, sampling, 0, "greedy")
+            run.write_samples(0, greedy.trajectories, heldout=True)
+            refuse_failed_rewards(greedy.trajectories, config.reward)
+            tally.merge(evaluation_tally(greedy.groups, config.reward.pass_threshold, greedy=True))
+            rows["greedy_accuracy"] = mean_with_interval(passes(greedy.groups, config.reward.pass_threshold))
+        with console.phase("sampled responses"), clock.phase("eval"):
+            sampling = Sampling.of_eval_run(config.eval, config.run.seed)
+            made = actors.rollouts.generate(chosen, config.eval.samples_per_prompt, sampling, 1, "sampled")
+        run.write_samples(1, made.trajectories, heldout=True)
+        refuse_failed_rewards(made.trajectories, config.reward)
+        if not config.eval.greedy:
+            tally.merge(evaluation_tally(made.groups, config.reward.pass_threshold, greedy=False))
+        correct = passes(made.groups, config.reward.pass_threshold)
+        for k in ks_up_to(config.eval.samples_per_prompt):
+            estimates = [pass_at_k(config.eval.samples_per_prompt, int(c), k) for c in correct]
+            rows[f"pass_at_{k}"] = mean_with_interval(estimates)
+            tally.add_values(f"eval/pass_at_{k}", estimates)
+        run.write_metrics(0, {**tally.means(), **clock.metrics()})
+        write_result(config, run, rows, len(chosen))
+        report = write_report(run.path)
+    console.summary(
+        f"{config.model.path} on {len(chosen)} prompts (95 % interval over prompts)",
+        {
+            **{name: f"{mean:.3f}  [{low:.3f}, {high:.3f}]" for name, (mean, low, high) in rows.items()},
+            "generations": run.path / "samples",
+            "report": report,
+        },
+    )
+
+
+def passes(groups: list[Group], threshold: float) -> list[int]:
+    """How many responses of each prompt passed; one that could not be scored did not."""
+    return [sum(t.reward is not None and t.reward >= threshold for t in group.trajectories) for group in groups]
+
+
+def write_result(
+    config: EvalConfig, run: RunDirectory, rows: dict[str, tuple[float, float, float]], prompts: int
+) -> None:
+    """evaluation.json: what was judged, and each figure with its interval."""
+    result = {
+        "model": config.model.path,
+        "prompts": prompts,
+        "samples_per_prompt": config.eval.samples_per_prompt,
+        **{name: {"mean": mean, "low": low, "high": high} for name, (mean, low, high) in rows.items()},
+    }
+    write_atomically(run.path / RESULT, json.dumps(result, indent=2) + "\n")
