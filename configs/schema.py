@@ -1,42 +1,55 @@
 """What a configuration may say. The field descriptions are the only documentation of a knob: `--help` and
 docs/CONFIG.md are generated from them.
 
-Unknown keys, wrong types and out-of-range numbers are refused here; rules that span keys are in the validators below;
-rules that need the machine or the file system are in orchestration/preflight.py.
+Unknown keys, wrong types and out-of-range numbers are refused here; rules that span keys are in configs/rules.py and
+run as part of validation; rules that need the machine or the file system are in orchestration/preflight.py.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_serializer, model_validator
+
+from configs import rules
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16"]
 
 
 class Block(BaseModel):
-    """Base of every block: keys are closed, values are not changed after loading."""
+    """Base of every block: keys are closed, types are strict (true is no 1, "8" is no 8), values are frozen."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
 
 
 class Run(Block):
     """Where a run lives and what makes it repeatable."""
 
     name: str = Field("run", min_length=1, description="Name of the run; its directory is <dir>/<name>.")
-    dir: str = Field("runs", description="Folder that holds run directories.")
-    seed: int = Field(0, ge=0, description="Seed of data order, initialisation and (when seeded) sampling.")
+    dir: str = Field("runs", min_length=1, description="Folder that holds run directories.")
+    seed: int = Field(0, ge=0, lt=2**31, description="Seed of data order, initialisation and (when seeded) sampling.")
+
+    @field_validator("name")
+    @classmethod
+    def _one_folder(cls, name: str) -> str:
+        if name in (".", "..") or "/" in name or "\\" in name:
+            raise ValueError("names one folder inside run.dir: no slashes (put the folders above it in run.dir)")
+        return name
 
 
 class Model(Block):
     """The policy."""
 
-    path: str = Field(description="Folder in Hugging Face format, or a hub name.")
+    path: str = Field(min_length=1, description="Folder in Hugging Face format, or a hub name.")
     dtype: Dtype = Field("bfloat16", description="Compute type of trainer and engine; master weights are float32.")
     device: Device = Field("auto", description="Where trainer and engine run; auto takes CUDA when there is any.")
-    gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass: less memory, about a third more time.")
-    float32_head: bool = Field(False, description="Last matrix product in float32 in the trainer (ScaleRL, arXiv 2510.13786).")
+    gradient_checkpointing: bool = Field(
+        False, description="Recompute activations in the backward pass: less memory, about a third more time."
+    )
+    float32_head: bool = Field(
+        False, description="Last matrix product in float32 in the trainer (ScaleRL, arXiv 2510.13786)."
+    )
     trust_remote_code: bool = Field(False, description="Allow model code shipped with the checkpoint to run.")
 
 
@@ -44,9 +57,11 @@ class Source(Block):
     """One source of prompts: a reasoning_gym task, or a file of rows. Exactly one of `reasoning_gym` and `file`."""
 
     reasoning_gym: str | None = Field(None, description="Name of a reasoning_gym generator, e.g. chain_sum.")
-    params: dict[str, Any] = Field(default_factory=dict, description="Arguments of the generator, e.g. {min_terms: 2, max_terms: 2}.")
+    params: dict[str, Any] = Field(
+        default_factory=dict, description="Arguments of the generator, e.g. {min_terms: 2, max_terms: 2}."
+    )
     size: int = Field(1000, ge=1, description="Rows to generate (before duplicates are removed).")
-    file: str | None = Field(None, description="A .parquet, .jsonl or .json-lines file of rows.")
+    file: str | None = Field(None, description="A .parquet, .jsonl or .json file (a JSON object per line) of rows.")
     prompt_column: str = Field("prompt", description="Column with the question: text, or a list of chat messages.")
     answer_column: str = Field("answer", description="Column with the expected answer.")
 
@@ -54,6 +69,10 @@ class Source(Block):
     def _one_kind(self) -> Source:
         if (self.reasoning_gym is None) == (self.file is None):
             raise ValueError("a data source names exactly one of 'reasoning_gym' and 'file'")
+        if self.file is not None and not self.file.endswith((".parquet", ".jsonl", ".json")):
+            raise ValueError(f"'file' must end in .parquet, .jsonl or .json; given {self.file!r}")
+        if self.file is not None and self.params:
+            raise ValueError("'params' are arguments of a reasoning_gym generator; a file has none")
         return self
 
 
@@ -61,21 +80,61 @@ class Data(Block):
     """What is asked: training prompts and held-out prompts that share nothing with them."""
 
     sources: list[Source] = Field(min_length=1, description="Training prompts, taken together.")
-    heldout_sources: list[Source] = Field(default_factory=list, description="Held-out prompts; empty: a part of `sources` is split off.")
-    heldout_fraction: float = Field(0.2, gt=0, lt=1, description="Share of split keys held out when heldout_sources is empty.")
+    heldout_sources: list[Source] = Field(
+        default_factory=list, description="Held-out prompts; empty: a part of `sources` is split off."
+    )
+    heldout_fraction: float = Field(
+        0.2, gt=0, lt=1, description="Share of split keys held out when heldout_sources is empty."
+    )
     split_by: Literal["row", "prompt", "unordered_numbers"] = Field(
         "prompt",
-        description="What must not be on both sides of the split: the row, the prompt's text, or the multiset of numbers in it (2+7 and 7+2 are twins).",
+        description="What must not be on both sides of the split: the row, the prompt's text, or the multiset of "
+        "numbers in it (2+7 and 7+2 are twins).",
     )
-    split_seed: int = Field(0, ge=0, description="Seed of generated rows and of the split; kept apart from run.seed so that all seeds are judged on the same held-out set.")
+    split_seed: int = Field(
+        0,
+        ge=0,
+        description="Seed of generated rows and of the split; kept apart from run.seed so that all seeds are judged on "
+        "the same held-out set.",
+    )
     system_prompt: str | None = Field(None, description="System message put before every prompt.")
     max_prompt_tokens: int = Field(1024, ge=1, description="Longer prompts are left out and counted.")
+
+
+class Algorithm(Block):
+    """The method. `name` picks it, every other key is one of that method's own parameters (listed below per method)."""
+
+    name: str = Field(min_length=1, description="A file in algs/ (`grpo`) or your own class (`my_lab.my_loss:Mine`).")
+    params: dict[str, Any] = Field(
+        default_factory=dict, description="The method's parameters, defaults filled in; in YAML they stand beside name."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_params(cls, block: Any) -> Any:
+        if not isinstance(block, dict):
+            return block
+        if not isinstance(block.get("name"), str):
+            return {
+                key: value for key, value in block.items() if key == "name"
+            }  # without it no other key has a meaning
+        from configs import algorithm  # imports torch; --help must not
+
+        others = {key: value for key, value in block.items() if key != "name"}
+        return {"name": block["name"], "params": algorithm.checked_params(block["name"], others)}
+
+    @model_serializer
+    def _flat(self) -> dict[str, Any]:
+        return {"name": self.name, **self.params}
 
 
 class RewardPart(Block):
     """One part of the reward; the reward is the weighted sum of its parts."""
 
-    function: str = Field(description="A file in rewards/ (`last_number`) or a user's own function by dotted path (`my_lab.rewards:score`).")
+    function: str = Field(
+        min_length=1,
+        description="A file in rewards/ (`last_number`) or your own function by dotted path (`my_lab.rewards:score`).",
+    )
     weight: float = Field(1.0, description="Weight of this part in the sum.")
     params: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments given to the function.")
 
@@ -85,10 +144,20 @@ class Reward(Block):
 
     parts: list[RewardPart] = Field(min_length=1, description="Parts of the reward.")
     workers: int = Field(1, ge=1, description="Scoring processes beside each engine.")
-    timeout_seconds: float = Field(10.0, gt=0, description="A score that takes longer is an error; its process is killed and replaced.")
-    on_error: Literal["drop", "zero"] = Field("drop", description="A response whose scoring failed leaves its group's baseline and the loss (drop) or is paid 0 (zero); both are counted.")
-    max_error_rate: float = Field(0.2, ge=0, le=1, description="The run stops when more than this share of a step's responses could not be scored.")
-    pass_threshold: float = Field(0.5, description="A response whose reward is at least this counts as passed (pass rate).")
+    timeout_seconds: float = Field(
+        10.0, gt=0, description="A score that takes longer is an error; its process is killed and replaced."
+    )
+    on_error: Literal["drop", "zero"] = Field(
+        "drop",
+        description="A response whose scoring failed leaves its group's baseline and the loss (drop) or is paid 0 "
+        "(zero); both are counted.",
+    )
+    max_error_rate: float = Field(
+        0.2, ge=0, le=1, description="The run stops when more than this share of a step's responses failed to score."
+    )
+    pass_threshold: float = Field(
+        0.5, description="A response whose reward is at least this counts as passed (pass rate)."
+    )
 
 
 class Rollout(Block):
@@ -97,49 +166,94 @@ class Rollout(Block):
     prompts_per_step: int = Field(16, ge=1, description="Prompts asked per step.")
     responses_per_prompt: int = Field(8, ge=1, description="Responses sampled per prompt: the group size.")
     max_new_tokens: int = Field(512, ge=1, description="A response is cut at this length and counts as truncated.")
-    temperature: float = Field(1.0, gt=0, le=5, description="Sampling temperature; the trainer's log-probabilities are taken at the same.")
-    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling; below 1 the sampled distribution is not the trained one (warned about).")
-    top_k: int = Field(0, ge=0, description="Sample among the k likeliest tokens; 0: all of them.")
-    stop: list[str] = Field(default_factory=list, description="Strings that end a response.")
-    seeded: bool = Field(False, description="Give each request a seed made of (run seed, step, prompt, sample): repeatable whatever the order.")
+    temperature: float = Field(
+        1.0, gt=0, le=5, description="Sampling temperature; the trainer's log-probabilities are taken at the same."
+    )
+    top_p: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Nucleus sampling; below 1 the sampled distribution is not the trained one (warned about).",
+    )
+    top_k: int = Field(
+        0, ge=0, description="Sample among the k likeliest tokens; 0: all of them (above 0 is warned about)."
+    )
+    stop: list[Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=list, description="Strings that end a response."
+    )
+    seeded: bool = Field(
+        False,
+        description="Give each request a seed made of (run seed, step, prompt, sample): repeatable whatever the order.",
+    )
     engines: int = Field(1, ge=1, description="vLLM engines, each an actor of its own.")
     tensor_parallel_size: int = Field(1, ge=1, description="Devices per engine.")
-    environment: str = Field("single_turn", description="A file in rollouts/environments or a dotted path (module:Class).")
-    engine: dict[str, Any] = Field(default_factory=dict, description="Passed to vLLM as it is, e.g. {gpu_memory_utilization: 0.5}.")
+    environment: str = Field(
+        "single_turn", description="A file in rollouts/environments or a dotted path (module:Class)."
+    )
+    engine: dict[str, Any] = Field(
+        default_factory=dict, description="Passed to vLLM as it is, e.g. {gpu_memory_utilization: 0.5}."
+    )
 
 
 class Train(Block):
     """How the policy is updated."""
 
     steps: int = Field(100, ge=1, description="Steps: generate, train, sync.")
-    updates_per_step: int = Field(1, ge=1, description="Optimizer steps per step; the step's prompts are split evenly among them.")
+    updates_per_step: int = Field(
+        1, ge=1, description="Optimizer steps per step; the step's prompts are split evenly among them."
+    )
     learning_rate: float = Field(1e-6, gt=0, description="Peak learning rate.")
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="Learning rate after warm-up.")
-    warmup_steps: int = Field(0, ge=0, description="Optimizer steps of linear warm-up; the first already has a rate above 0.")
+    warmup_steps: int = Field(
+        0, ge=0, description="Optimizer steps of linear warm-up; the first already has a rate above 0."
+    )
     min_learning_rate: float = Field(0.0, ge=0, description="Where linear and cosine end.")
     weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay.")
-    betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW betas.")
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
+        (0.9, 0.999), strict=False, description="AdamW betas."
+    )
     eps: float = Field(1e-8, gt=0, description="AdamW epsilon.")
     max_grad_norm: float = Field(1.0, gt=0, description="Gradients are scaled down to this global norm.")
     aggregation: Literal["token_mean", "sequence_mean", "prompt_mean", "fixed_length"] = Field(
         "token_mean", description="How token losses become one number; denominators are global over the optimizer step."
     )
-    drop_zero_variance_groups: bool = Field(True, description="Leave groups whose rewards are all equal out of the forward pass (their advantage is 0); they stay in the denominators.")
+    drop_zero_variance_groups: bool = Field(
+        True,
+        description="Leave groups whose rewards are all equal out of the forward pass (their advantage is 0); they "
+        "stay in the denominators.",
+    )
     max_tokens_per_micro_batch: int = Field(4096, ge=1, description="Tokens packed into one forward pass per rank.")
     share_prompts: bool = Field(True, description="Compute a group's prompt once for all its responses.")
     ranks: int = Field(1, ge=1, description="Data-parallel trainer ranks.")
-    zero_stage: Literal[0, 1, 2, 3] = Field(1, description="DeepSpeed ZeRO stage: what is sharded over ranks (1 optimizer, 2 gradients, 3 parameters).")
-    threads_per_rank: int = Field(0, ge=0, description="CPU threads of a trainer rank; 0: the machine's cores divided by ranks.")
-    deepspeed: dict[str, Any] = Field(default_factory=dict, description="Merged into DeepSpeed's configuration last; numbers only, never 'auto'.")
+    zero_stage: Literal[0, 1, 2, 3] = Field(
+        1, description="DeepSpeed ZeRO stage: what is sharded over ranks (1 optimizer, 2 gradients, 3 parameters)."
+    )
+    threads_per_rank: int = Field(
+        0, ge=0, description="CPU threads of a trainer rank; 0: the machine's cores divided by ranks."
+    )
+    deepspeed: dict[str, Any] = Field(
+        default_factory=dict, description="Merged into DeepSpeed's configuration last; numbers only, never 'auto'."
+    )
 
 
 class Sync(Block):
     """How new weights reach the engines, and how it is proven that they did."""
 
-    method: Literal["direct", "disk"] = Field("direct", description="direct: shared memory on one machine; disk: files in the run directory.")
-    probe_prompts: int = Field(4, ge=1, description="Short continuations whose log-probabilities engine and trainer must agree on after every sync.")
+    method: Literal["direct", "disk"] = Field(
+        "direct", description="direct: shared memory on one machine; disk: files in the run directory."
+    )
+    probe_prompts: int = Field(
+        4,
+        ge=1,
+        description="Short continuations whose log-probabilities engine and trainer must agree on after every sync.",
+    )
     probe_tokens: int = Field(8, ge=1, description="Tokens generated per probe prompt.")
-    probe_tolerance: float | None = Field(None, gt=0, description="Largest mean |log-probability gap| in nats that lets the run go on; empty: 0.002 in float32, 0.15 in bfloat16.")
+    probe_tolerance: float | None = Field(
+        None,
+        gt=0,
+        description="Largest mean |log-probability gap| in nats that lets the run go on; empty: 0.002 in float32, 0.15 "
+        "in bfloat16.",
+    )
 
 
 class Eval(Block):
@@ -147,7 +261,9 @@ class Eval(Block):
 
     every: int = Field(10, ge=0, description="Steps between evaluations; 0: only before and after.")
     max_prompts: int = Field(200, ge=1, description="Held-out prompts used.")
-    samples_per_prompt: int = Field(1, ge=1, description="Responses per prompt; 1 with temperature 0 is greedy accuracy.")
+    samples_per_prompt: int = Field(
+        1, ge=1, description="Responses per prompt; 1 with temperature 0 is greedy accuracy."
+    )
     temperature: float = Field(0.0, ge=0, le=5, description="0: greedy.")
     max_new_tokens: int | None = Field(None, ge=1, description="Empty: as in rollout.")
 
@@ -165,7 +281,7 @@ class RLConfig(Block):
     run: Run = Field(default_factory=Run)
     model: Model
     data: Data
-    algorithm: Any = Field(description="name: a file in algs/ or module:Class; the other keys are that method's own Params.")
+    algorithm: Algorithm
     rollout: Rollout = Field(default_factory=Rollout)
     reward: Reward
     train: Train = Field(default_factory=Train)
@@ -173,23 +289,31 @@ class RLConfig(Block):
     eval: Eval = Field(default_factory=Eval)
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
 
+    @model_validator(mode="after")
+    def _rules(self) -> RLConfig:
+        return rules.enforced(self, rules.rl_problems(self))
+
 
 class EvalRun(Block):
     """How an evaluation on its own samples: pass@k needs at least k samples per prompt."""
 
-    samples_per_prompt: int = Field(8, ge=1, description="Sampled responses per prompt; pass@k is estimated for k = 1, 2, 4, ... up to this.")
+    samples_per_prompt: int = Field(
+        8, ge=1, description="Sampled responses per prompt; pass@k is estimated for k = 1, 2, 4, ... up to this."
+    )
     temperature: float = Field(1.0, gt=0, le=5, description="Temperature of the samples.")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling.")
     greedy: bool = Field(True, description="Also take one greedy response per prompt: greedy accuracy.")
     max_new_tokens: int = Field(512, ge=1, description="Responses are cut at this length.")
     max_prompts: int = Field(1000, ge=1, description="Prompts used.")
-    split: Literal["heldout", "all"] = Field("heldout", description="Judge on the held-out part of data.sources, or on all of it.")
+    split: Literal["heldout", "all"] = Field(
+        "heldout", description="Judge on the held-out part of data.sources, or on all of it."
+    )
 
 
 class EvalConfig(Block):
     """An evaluation of a model or checkpoint on its own (main_eval.py)."""
 
-    run: Run = Field(default_factory=lambda: Run(dir="evals"))
+    run: Run = Field(default_factory=lambda: Run(name="eval", dir="evals"))
     model: Model
     data: Data
     reward: Reward
@@ -197,3 +321,7 @@ class EvalConfig(Block):
     engines: int = Field(1, ge=1, description="vLLM engines.")
     tensor_parallel_size: int = Field(1, ge=1, description="Devices per engine.")
     engine: dict[str, Any] = Field(default_factory=dict, description="Passed to vLLM as it is.")
+
+    @model_validator(mode="after")
+    def _rules(self) -> EvalConfig:
+        return rules.enforced(self, rules.eval_problems(self))

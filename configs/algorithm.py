@@ -1,0 +1,158 @@
+"""The `algorithm:` block: from a method's own `Params` to checked values, and from those to the method.
+
+Nothing is registered anywhere: a file in algs/ or a dotted path is a method, and its `Params` are its keys.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_origin, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+if TYPE_CHECKING:
+    from algs.method import PolicyMethod
+    from configs.schema import Algorithm
+
+ALGS = Path(__file__).resolve().parent.parent / "algs"
+BOUNDS = ("ge", "gt", "le", "lt")
+
+
+@dataclasses.dataclass(frozen=True)
+class Listed:
+    """What a reader of algs/ sees of a method without importing it."""
+
+    summary: str  # first line of the class docstring
+    has_advantages: bool  # without one it cannot learn from rewards
+
+
+@cache
+def listed() -> dict[str, Listed]:
+    """The methods in algs/ by name. Reads the files' syntax only: importing them would load torch."""
+    classes = {}  # class name -> (file stem, class)
+    for file in sorted(ALGS.glob("*.py")):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                classes[node.name] = (file.stem, node)
+
+    def ancestry(name: str) -> list[ast.ClassDef]:
+        """The class and its ancestors in algs/, up to but without PolicyMethod; empty when it is no method."""
+        if name not in classes:
+            return []
+        node = classes[name][1]
+        bases = [base.id if isinstance(base, ast.Name) else getattr(base, "attr", "") for base in node.bases]
+        if "PolicyMethod" in bases:
+            return [node]
+        above = [found for base in bases for found in ancestry(base)]
+        return [node, *above] if above else []
+
+    found = {}
+    for name, (stem, node) in classes.items():
+        if lineage := ancestry(name):
+            functions = {item.name for cls in lineage for item in cls.body if isinstance(item, ast.FunctionDef)}
+            doc = ast.get_docstring(node) or ""
+            found[stem] = Listed(doc.partition("\n")[0].strip(), "advantages" in functions)
+    return found
+
+
+def find(name: str) -> type[PolicyMethod]:
+    """The method a config names.
+
+    Raises:
+        ValueError: it does not import or is none; the message names the nearest method in algs/.
+    """
+    from algs.method import find_method
+    from configs.messages import nearest
+
+    try:
+        return find_method(name)
+    except ValueError as error:
+        suggestion = nearest(name, list(listed()))
+        hint = f"did you mean {suggestion}?" if suggestion else f"methods in algs/: {', '.join(listed())}"
+        raise ValueError(f"{error}; {hint}") from error
+    except Exception as error:  # a user's file may fail in any way while it is imported
+        where = f" (line {error.lineno} of {error.filename})" if isinstance(error, SyntaxError) else ""
+        raise ValueError(f"method '{name}' does not import: {type(error).__name__}: {error}{where}") from error
+
+
+def has_advantages(method: type[PolicyMethod]) -> bool:
+    from algs.method import PolicyMethod
+
+    return method.advantages is not PolicyMethod.advantages
+
+
+def built(algorithm: Algorithm) -> PolicyMethod:
+    """The method with its parameters.
+
+    Raises:
+        ValueError: the method refuses the parameters together.
+    """
+    method = find(algorithm.name)
+    return method(method.Params(**algorithm.params))
+
+
+@cache
+def params_model(method: type[PolicyMethod]) -> type[BaseModel]:
+    """A pydantic model with the fields, bounds and help of the method's `Params`."""
+    hints = get_type_hints(method.Params)
+    fields: dict[str, Any] = {}
+    for field in dataclasses.fields(method.Params):
+        assert field.name != "name", f"{method.__name__}.Params: 'name' is the key that picks the method"
+        bounds = {key: value for key, value in field.metadata.items() if key in BOUNDS}
+        default: dict[str, Any] = {}
+        if field.default is not dataclasses.MISSING:
+            default["default"] = field.default
+        elif field.default_factory is not dataclasses.MISSING:
+            default["default_factory"] = field.default_factory
+        if get_origin(hints[field.name]) in (tuple, set, frozenset):
+            default["strict"] = False  # YAML has lists only
+        fields[field.name] = (hints[field.name], Field(**default, description=field.metadata.get("help"), **bounds))
+    config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+    return create_model(f"{method.__name__} parameters", __config__=config, __doc__=method.Params.__doc__, **fields)
+
+
+def checked_params(name: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The method's parameters with defaults filled in.
+
+    Raises:
+        ValidationError: located at `name` when the method is not found, else at the wrong parameters.
+    """
+    try:
+        method = find(name)
+    except ValueError as error:
+        raise _at("name", str(error), name) from error
+    values = params_model(method).model_validate(given).model_dump()
+    try:
+        method.Params(**values)
+    except ValueError as error:  # a rule of the method's own that spans its parameters
+        raise _at("name", f"{name}: {error}", name) from error
+    return values
+
+
+def is_blind_to_single_responses(algorithm: Algorithm) -> bool:
+    """Whether groups of one response never get an advantage: then no step would teach anything.
+
+    Raises:
+        ValueError: the method's advantages() fails on such groups.
+    """
+    import torch
+
+    from algs.method import Groups
+
+    rewards = torch.tensor([0.0, 1.0, 0.25])
+    groups = Groups(rewards=rewards, group=torch.arange(3), lengths=torch.tensor([4, 5, 6]))
+    try:
+        return not bool(built(algorithm).advantages(groups).any())
+    except Exception as error:  # a user's own code
+        raise ValueError(
+            f"{algorithm.name}: advantages() fails on groups of one response: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _at(key: str, text: str, given: Any) -> ValidationError:
+    error = PydanticCustomError("rule", "{text}", {"text": text})
+    return ValidationError.from_exception_data("algorithm", [InitErrorDetails(type=error, loc=(key,), input=given)])
