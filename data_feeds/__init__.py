@@ -1,0 +1,1 @@
+"""Data sets, chat templating, sampling of prompts, and packing."""

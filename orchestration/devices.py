@@ -1,0 +1,59 @@
+"""The one place that decides what runs where: device, collective backend, attention implementation, threads."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+# Names under which orchestration/attention.py registers its functions.
+BUCKETS = "feynrl_buckets"
+FLEX = "feynrl_flex"
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """What this machine offers and what follows from it."""
+
+    device: str  # "cpu" or "cuda"
+    backend: str  # collectives between trainer ranks: "gloo" or "nccl"
+    attention: str  # name of the attention function for packed sequences
+    cores: int  # CPU cores this process may use
+    gpus: int
+
+
+def resolve(device: str = "auto", attention: str | None = None) -> DeviceSpec:
+    """Turn the configured device ("auto", "cpu", "cuda") into what to use on this machine.
+
+    `attention` overrides the device's own choice: feynrl_flex (compiled, CUDA) or feynrl_buckets (everywhere).
+
+    Raises:
+        ValueError: "cuda" on a machine without a GPU, or a name that is none of the above.
+    """
+    if device not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"model.device '{device}' is not one of auto, cpu, cuda")
+    if attention not in (None, BUCKETS, FLEX):
+        raise ValueError(f"attention '{attention}' is not one of {BUCKETS}, {FLEX}")
+    gpus = torch.cuda.device_count()
+    if device == "cuda" and not gpus:
+        raise ValueError("model.device is cuda, but this machine has no CUDA device; use cpu or auto")
+    cores = len(os.sched_getaffinity(0))
+    if device == "cpu" or not gpus:
+        return DeviceSpec("cpu", "gloo", attention or BUCKETS, cores, gpus)
+    return DeviceSpec("cuda", "nccl", attention or FLEX, cores, gpus)
+
+
+def environment_for_trainer(device: str, threads: int) -> dict[str, str]:
+    """Environment of a trainer process; to be set before torch and deepspeed are imported there.
+
+    OpenMP threads sleep while they wait: spinning teams on shared cores slow a step down about eightfold.
+    """
+    assert threads >= 1, "a process has at least one thread"
+    return {
+        "DS_ACCELERATOR": device,
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "TOKENIZERS_PARALLELISM": "false",
+    }

@@ -1,0 +1,193 @@
+"""The policy's forward pass: a packed micro-batch in, log-probabilities and entropy of its action tokens out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from configs.schema import Model
+from data_feeds.packing import MicroBatch
+from orchestration.attention import PackedLayout
+from orchestration.devices import DeviceSpec
+from orchestration.logprobs import token_logprobs
+
+
+@dataclass(frozen=True)
+class PreparedBatch:
+    """A micro-batch as tensors on the device that will run it. T input tokens, N action tokens, S trajectories."""
+
+    input_ids: Tensor  # [1, T]
+    position_ids: Tensor  # [1, T]
+    layout: PackedLayout
+    positions: Tensor  # [U] distinct positions whose hidden state the head sees
+    rows: Tensor  # [N] in 0..U-1
+    targets: Tensor  # [N] int64
+    behavior_logprobs: Tensor  # [N] float32
+    advantages: Tensor  # [N] float32
+    loss_weights: Tensor  # [N] float32
+    sequence: Tensor  # [N] int64 in 0..S-1
+    staleness: Tensor  # [N] int64
+    group: Tensor  # [S] int64
+    trajectory_index: Tensor  # [S] int64
+    is_dummy: bool
+
+
+def to_device(batch: MicroBatch, device: str | torch.device) -> PreparedBatch:
+    """Tensors and attention indices of a micro-batch, made once for all its forward passes."""
+    device = torch.device(device)
+    if batch.images:
+        raise ValueError("this trainer takes text only; the prompts carry images")
+
+    def tensor(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.array(array)).to(device)  # a copy: arrays that came through Ray are read-only
+
+    positions, rows = np.unique(batch.predict, return_inverse=True)
+    return PreparedBatch(
+        input_ids=tensor(batch.input_ids)[None],
+        position_ids=tensor(batch.position_ids)[None],
+        layout=PackedLayout(batch.segments, batch.position_ids, device),
+        positions=tensor(positions),
+        rows=tensor(rows),
+        targets=tensor(batch.targets),
+        behavior_logprobs=tensor(batch.behavior_logprobs),
+        advantages=tensor(batch.advantages),
+        loss_weights=tensor(batch.loss_weights),
+        sequence=tensor(batch.sequence),
+        staleness=tensor(batch.staleness),
+        group=tensor(batch.group),
+        trajectory_index=tensor(batch.trajectory_index),
+        is_dummy=batch.is_dummy,
+    )
+
+
+class PolicyHead(nn.Module):
+    """The language-model head, in chunks. Holds no parameters of its own: the model keeps its head.
+
+    Its own module so that DeepSpeed's hooks surround exactly this use of the weight: under ZeRO-3 the weight is registered
+    as an external parameter and gathered here, in forward and backward.
+    """
+
+    def __init__(self, linear: nn.Linear, softcap: float | None, float32: bool) -> None:
+        super().__init__()
+        self._linear = (linear,)  # in a tuple: not a submodule, so no second name for its parameters
+        self._softcap = softcap
+        self._float32 = float32
+        self._external = False
+
+    def register_partitioned(self) -> None:
+        """Under ZeRO-3, tell DeepSpeed that this module uses the head's parameters. Before the first forward pass."""
+        (linear,) = self._linear
+        if not self._external and hasattr(linear.weight, "ds_id"):
+            import deepspeed
+
+            for parameter in linear.parameters():
+                deepspeed.zero.register_external_parameter(self, parameter)
+            self._external = True
+
+    def forward(self, hidden: Tensor, targets: Tensor, rows: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        (linear,) = self._linear
+        return token_logprobs(
+            hidden,
+            linear.weight,
+            targets,
+            temperature,
+            rows=rows,
+            head_bias=linear.bias,
+            softcap=self._softcap,
+            float32_head=self._float32,
+        )
+
+
+class PolicyModel(nn.Module):
+    """A Hugging Face causal language model whose forward pass returns what a policy loss needs.
+
+    This is what DeepSpeed wraps; `hf_model` is the model itself, to be saved and synchronised.
+    """
+
+    def __init__(self, hf_model: nn.Module, float32_head: bool = False) -> None:
+        """Raises ValueError when the model's family needs something packed sequences do not have here."""
+        super().__init__()
+        _refuse_unsupported(hf_model)
+        self.hf_model = hf_model
+        softcap = getattr(hf_model.config, "final_logit_softcapping", None)
+        self.head = PolicyHead(hf_model.get_output_embeddings(), softcap, float32_head)
+
+    def forward(self, batch: PreparedBatch, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+        """logprobs [N] float32 and entropy [N] float32 (nats) of the action tokens, at `temperature`; both differentiable."""
+        self.head.register_partitioned()
+        batch.layout.calls = 0
+        hidden = self.hf_model.base_model(
+            input_ids=batch.input_ids,
+            position_ids=batch.position_ids,
+            attention_mask=None,
+            use_cache=False,
+            packed=batch.layout,
+        ).last_hidden_state
+        layers = self.hf_model.config.num_hidden_layers
+        if batch.layout.calls != layers:
+            raise ValueError(
+                f"{type(self.hf_model).__name__}: {batch.layout.calls} of its {layers} layers use the packed attention; "
+                "packed sequences would leak into each other"
+            )
+        chosen = hidden[0].index_select(0, batch.positions)
+        return self.head(chosen, batch.targets, batch.rows, temperature)
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> PolicyModel:
+        """Rotary frequencies stay float32 when the model is cast, e.g. by DeepSpeed: bfloat16 ones turn far positions."""
+        kept = {name: buffer.clone() for name, buffer in self.named_buffers() if name.endswith("inv_freq")}
+        super()._apply(fn, recurse)
+        for name, buffer in self.named_buffers():
+            if name in kept and buffer.dtype != kept[name].dtype:
+                buffer.data = kept[name].to(buffer.device)
+        return self
+
+
+def load_policy(model: Model, device: DeviceSpec) -> PolicyModel:
+    """Load the configured causal language model (Hugging Face format) on the CPU, with packed attention.
+
+    The weights are float32: DeepSpeed, or whoever runs the model, casts them to the compute type and keeps the masters.
+
+    Raises:
+        ValueError: there is no model configuration, or not one of a causal text model.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"model.path '{model.path}' holds no Hugging Face model configuration: {error}") from error
+    shipped = getattr(config, "auto_map", {})
+    if type(config) not in AutoModelForCausalLM._model_mapping and "AutoModelForCausalLM" not in shipped:
+        raise ValueError(f"model.path '{model.path}' is a {config.model_type}, which is not a causal language model")
+    hf_model = AutoModelForCausalLM.from_pretrained(
+        model.path,
+        config=config,
+        dtype=torch.float32,
+        attn_implementation=device.attention,
+        trust_remote_code=model.trust_remote_code,
+    )
+    if model.gradient_checkpointing:
+        hf_model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return PolicyModel(hf_model, model.float32_head)
+
+
+def _refuse_unsupported(hf: nn.Module) -> None:
+    config = hf.config
+    name = type(hf).__name__
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if kinds:
+        raise ValueError(
+            f"{name} has layers of type {', '.join(sorted(kinds))}: packed sequences would leak through them"
+        )
+    if getattr(config, "use_bidirectional_attention", False):
+        raise ValueError(f"{name} attends in both directions; only causal models are supported")
+    if not isinstance(hf.get_output_embeddings(), nn.Linear):
+        raise ValueError(f"{name} has no linear language-model head")
+    for factor in ("logit_scale", "logits_scaling"):
+        if getattr(config, factor, None) not in (None, 1, 1.0):
+            raise ValueError(f"{name} scales its logits ({factor}), which is not supported")
