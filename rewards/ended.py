@@ -1,0 +1,10 @@
+"""Paid for ending by itself, within the length limit."""
+
+from __future__ import annotations
+
+from rollouts.records import Trajectory
+
+
+def ended(trajectory: Trajectory) -> float:
+    """1 when the response ended by itself (end token or stop string), 0 when it was cut."""
+    return float(trajectory.finish_reason == "stop")

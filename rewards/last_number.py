@@ -1,0 +1,47 @@
+"""Paid when the last number in the response is the answer, compared as numbers."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from fractions import Fraction
+
+from rollouts.records import Trajectory
+
+# A minus is a sign unless it follows a digit, a letter or a closing bracket: in `4-1` and `x-1` it subtracts.
+# A sign may stand before or after a currency mark. Digits are ASCII only. `1,800` is one number, `1,80` two.
+_SIGN = r"(?:(?<![0-9A-Za-z_)\]}])[-\u2212])?"
+_DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|(?<![0-9])\.[0-9]+"
+_NUMBER = rf"(?P<sign>{_SIGN}[$\u20ac\u00a3]?{_SIGN})(?P<digits>(?:{_DIGITS})(?:[eE][-+]?[0-9]{{1,3}}(?![0-9]))?)"
+NUMBER = re.compile(_NUMBER)
+FRACTION = re.compile(_NUMBER + r"(?:\s?/\s?(?P<over>[0-9]{1,18}))?")
+
+
+def last_number(trajectory: Trajectory, tolerance: float = 0.0) -> float:
+    """1 when the last number in the response equals the answer's, else 0; `18`, `18.`, `18.0`, `$18` are equal.
+
+    The answer may itself be a text that ends in its number (`... #### 18`). `3/4` is read as one number only when the
+    answer is written as a fraction, so that `8/2` is not paid for 4. `tolerance` is the largest absolute difference.
+
+    Raises ValueError when the answer holds no number.
+    """
+    answer = str(trajectory.prompt.answer)
+    fractions = "/" in answer
+    wanted = find_last_number(answer, fractions)
+    if wanted is None or trajectory.prompt.answer is None:
+        raise ValueError(f"the answer of prompt {trajectory.prompt.prompt_id} holds no number: {answer[:80]!r}")
+    given = find_last_number(trajectory.response, fractions)
+    return float(given is not None and abs(given - wanted) <= tolerance)
+
+
+def find_last_number(text: str, fractions: bool = False) -> Fraction | None:
+    """The last number in a text, exactly; None when it holds none. With `fractions`, `3/4` is one number."""
+    matches = list((FRACTION if fractions else NUMBER).finditer(text))
+    if not matches:
+        return None
+    found = matches[-1]
+    # Through Decimal: int() refuses texts of more than 4,300 digits, which a model can well write.
+    value = Fraction(Decimal(found["digits"].replace(",", "")))
+    if fractions and found["over"] and int(found["over"]):
+        value /= int(found["over"])
+    return -value if len(found["sign"].strip("$\u20ac\u00a3")) == 1 else value

@@ -1,0 +1,49 @@
+"""Paid what the reasoning_gym task's own scorer pays."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from typing import Any, Literal
+
+import reasoning_gym
+
+from rewards.last_number import NUMBER
+from rollouts.records import Trajectory
+
+
+def reasoning_gym_score(
+    trajectory: Trajectory, take: Literal["response", "last_line", "last_number"] = "response"
+) -> float:
+    """The task's `score_answer`, between 0 and 1.
+
+    Scorers want the bare answer. `take` says which part of the response is handed to them: all of it, its last
+    non-empty line, or its last number.
+
+    Raises ValueError when the prompt does not come from reasoning_gym or `take` is unknown.
+    """
+    columns = trajectory.prompt.columns
+    if "reasoning_gym" not in columns:
+        raise ValueError(f"prompt {trajectory.prompt.prompt_id} does not come from reasoning_gym; use another reward")
+    score = _scorer(columns["reasoning_gym"], json.dumps(columns["params"], sort_keys=True))
+    return float(score(_taken(trajectory.response, take), columns["entry"]))
+
+
+def _taken(response: str, take: str) -> str | None:
+    """The part of the response that is the answer; None when there is none (scorers know that)."""
+    if take == "response":
+        return response.strip() or None
+    if take == "last_line":
+        lines = [line.strip() for line in response.splitlines() if line.strip()]
+        return lines[-1] if lines else None
+    if take == "last_number":
+        numbers = [m["sign"] + m["digits"] for m in NUMBER.finditer(response)]
+        return numbers[-1].strip("$\u20ac\u00a3").replace("\u2212", "-").replace(",", "") if numbers else None
+    raise ValueError(f"reasoning_gym_score: take is '{take}'; it is one of response, last_line, last_number")
+
+
+@functools.lru_cache(maxsize=64)
+def _scorer(task: str, params: str) -> Callable[[str | None, dict[str, Any]], float]:
+    """The scorer of a task with its generator's parameters (some scorers read them)."""
+    return reasoning_gym.create_dataset(task, size=1, seed=0, **json.loads(params)).score_answer

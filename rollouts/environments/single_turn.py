@@ -1,0 +1,19 @@
+"""Question answering: one response, then it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rollouts.environment import Step
+from rollouts.records import Prompt
+
+
+class SingleTurn:
+    """Asks the prompt's messages and ends after one response; the scoring service rewards it."""
+
+    def reset(self, prompt: Prompt) -> list[dict[str, Any]]:
+        return prompt.messages
+
+    def step(self, response: str, token_ids: Sequence[int]) -> Step:
+        return Step(done=True)
