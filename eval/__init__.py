@@ -1,0 +1,1 @@
+"""Evaluation on its own, and reports of runs."""

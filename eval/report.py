@@ -1,0 +1,246 @@
+"""report.html of a run: one file that needs nothing else, made from what the run directory holds.
+
+    python -m eval.report runs/grpo                                  write runs/grpo/report.html again
+    python -m eval.report runs/a runs/b --curve docs/curve.svg       draw the runs' learning curves
+
+Works while the run goes on: the file is replaced as a whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import html
+import json
+import math
+import re
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from eval.curve import write_curve_svg
+from orchestration.metrics import PHASES, definition
+from orchestration.run_directory import (
+    CONFIG,
+    ENVIRONMENT,
+    REPORT,
+    read_metrics,
+    read_samples,
+    sample_steps,
+    write_atomically,
+)
+
+ASSETS = Path(__file__).resolve().parent / "report_assets"
+SCRIPTS = ("charts.js", "samples.js", "page.js")
+
+MAX_ROWS = 2000  # steps drawn; more are thinned evenly
+FULL_STEPS = 3  # the latest steps whose samples are kept whole
+THINNED_STEPS = 40  # earlier steps, evenly spread, of which ...
+THINNED_SAMPLES = 16  # ... this many responses are kept
+MAX_TEXT = 20_000  # characters of one prompt or response
+MAX_SAMPLE_CHARACTERS = 6_000_000  # of all samples together
+
+# The order of curves on the page. Charts named nowhere here come last.
+SECTIONS: dict[str, tuple[str, ...]] = {
+    "Learning": ("Held-out accuracy", "Reward", "Pass rate", "Held-out reward", "Accuracy by source", "pass@k"),
+    "Responses": ("Response length", "Held-out length", "Truncated and aborted responses", "Groups without signal"),
+    "Policy": ("Entropy", "KL divergence", "Clip fraction", "Gradient norm", "Learning rate", "Loss", "Method metrics"),
+    "Trust": ("Log-probability gap", "Sync probe", "Staleness", "Reward errors", "Skipped updates"),
+    "Speed": ("Tokens per second", "Tokens per step", "Share of other time"),
+}
+
+
+def write_report(run: str | Path) -> Path:
+    """Write report.html of a run directory, complete or still growing; returns its path.
+
+    Raises: ValueError when there is no run in the directory.
+    """
+    run = Path(run)
+    if not (run / CONFIG).is_file():
+        raise ValueError(f"{run} holds no run ({CONFIG} is missing); give the directory of a run, such as runs/grpo")
+    data = json.dumps(report_data(run), allow_nan=False)
+    # Inside <script>, only "<" can end the element or start a comment; JSON allows its escaped form in strings.
+    data = data.replace("<", "\\u003c")
+    parts = {
+        "title": html.escape(run.resolve().name),
+        "style": (ASSETS / "style.css").read_text(encoding="utf-8"),
+        "script": "\n".join((ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS),
+        "data": data,
+    }
+    template = (ASSETS / "page.html").read_text(encoding="utf-8")
+    page = re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
+    path = run / REPORT
+    write_atomically(path, page)
+    return path
+
+
+def report_data(run: Path) -> dict[str, Any]:
+    """Everything the page shows, as JSON values."""
+    config_text = (run / CONFIG).read_text(encoding="utf-8")
+    config = yaml.safe_load(config_text) or {}
+    environment = run / ENVIRONMENT
+    rows = read_metrics(run)
+    names = list(dict.fromkeys(name for row in rows for name in row if name != "step"))
+    definitions = {name: definition(name) for name in names}
+    drawn = thinned_rows(rows)
+    samples, omitted = collect_samples(run)
+    if len(drawn) < len(rows):
+        omitted.append(f"Curves show {len(drawn)} of {len(rows)} steps; metrics.jsonl has all of them.")
+    return {
+        "name": run.resolve().name,
+        "written": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+        "model": _at(config, "model", "path"),
+        "method": _at(config, "algorithm", "name"),
+        "total_steps": _at(config, "train", "steps"),
+        "pass_threshold": _at(config, "reward", "pass_threshold"),
+        "steps": [row["step"] for row in drawn],
+        "metrics": {name: [_shown(row.get(name)) for row in drawn] for name in names},
+        "definitions": {
+            name: {"unit": d.unit, "description": d.description, "chart": d.chart} for name, d in definitions.items()
+        },
+        "sections": [{"title": title, "charts": charts} for title, charts in SECTIONS.items()],
+        "phases": [*PHASES, "other"],
+        "seconds": phase_seconds(rows),
+        "samples": samples,
+        "warnings": warnings(rows),
+        "omitted": omitted,
+        "config": config_text,
+        "environment": json.loads(environment.read_text(encoding="utf-8")) if environment.is_file() else {},
+    }
+
+
+def phase_seconds(rows: list[dict[str, float]]) -> dict[str, float]:
+    """Seconds of the whole run by phase, "start-up" being what came before the first line's step."""
+    totals = {
+        phase: sum(v for row in rows if _finite(v := row.get(f"time/{phase}_seconds"))) for phase in (*PHASES, "other")
+    }
+    if rows and _finite(rows[0].get("time/since_start_seconds")):
+        first = rows[0].get("time/step_seconds", rows[0].get("time/eval_seconds", 0.0))
+        totals = {"start-up": max(0.0, rows[0]["time/since_start_seconds"] - first), **totals}
+    return totals
+
+
+def thinned_rows(rows: list[dict[str, float]]) -> list[dict[str, float]]:
+    """At most about MAX_ROWS rows: evenly spread ones, every evaluation, the first and the last."""
+    if len(rows) <= MAX_ROWS:
+        return rows
+    spread = set(_spread(len(rows), MAX_ROWS))
+    evaluated = [i for i, row in enumerate(rows) if any(name.startswith("eval/") for name in row)]
+    spread.update(evaluated[i] for i in _spread(len(evaluated), MAX_ROWS))
+    return [rows[i] for i in sorted(spread)]
+
+
+def collect_samples(run: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Samples to embed, by step, and what was left out in words.
+
+    The latest steps come whole; earlier ones are spread evenly and cut to their first responses.
+    """
+    kept: list[dict[str, Any]] = []
+    skipped, room = 0, MAX_SAMPLE_CHARACTERS
+    for heldout in (False, True):
+        steps = sample_steps(run, heldout)
+        full = steps[-FULL_STEPS:]
+        earlier = steps[:-FULL_STEPS]
+        chosen = full[::-1] + [earlier[i] for i in _spread(len(earlier), THINNED_STEPS)][::-1]
+        skipped += len(steps) - len(chosen)
+        for step in chosen:
+            records = read_samples(run, step, heldout)
+            shown = [_shortened(record) for record in (records if step in full else records[:THINNED_SAMPLES])]
+            size = sum(len(record["prompt"]) + len(record["response"]) + 300 for record in shown)
+            if size > room:
+                skipped += 1
+                continue
+            room -= size
+            kept.append({"step": step, "heldout": heldout, "of": len(records), "records": shown})
+    kept.sort(key=lambda entry: (entry["heldout"], entry["step"]))
+    omitted = []
+    if any(len(entry["records"]) < entry["of"] for entry in kept):
+        omitted.append(f"Of steps before the latest {FULL_STEPS}, the first {THINNED_SAMPLES} responses are shown.")
+    if skipped:
+        omitted.append(f"The samples of {skipped} steps are not shown; samples/ has all of them.")
+    return kept, omitted
+
+
+def warnings(rows: list[dict[str, float]]) -> list[str]:
+    """What a reader must not miss: numbers that are not finite, scoring errors, refused updates."""
+    found = []
+    for name in dict.fromkeys(name for row in rows for name in row):
+        steps = [row["step"] for row in rows if isinstance(row.get(name), float) and not math.isfinite(row[name])]
+        if steps:
+            found.append(f"{name} is not finite at {_listed(steps)}.")
+    for name, text in (
+        ("reward/errors", "responses could not be scored"),
+        ("eval/errors", "held-out responses could not be scored"),
+        ("train/skipped_updates", "updates were refused because a number was not finite"),
+    ):
+        hit = [(row["step"], row[name]) for row in rows if _finite(row.get(name)) and row[name] > 0]
+        if hit:
+            found.append(f"{sum(count for _, count in hit):.0f} {text}, at {_listed([step for step, _ in hit])}.")
+    return found
+
+
+def _listed(steps: list[float]) -> str:
+    names = ", ".join(f"{step:.0f}" for step in steps[:10])
+    more = f" and {len(steps) - 10} more" if len(steps) > 10 else ""
+    return f"step {names}{more}" if len(steps) == 1 else f"steps {names}{more}"
+
+
+def _shortened(record: dict[str, Any]) -> dict[str, Any]:
+    return {**record, "prompt": _cut(record["prompt"]), "response": _cut(record["response"])}
+
+
+def _cut(text: str) -> str:
+    if len(text) <= MAX_TEXT:
+        return text
+    half = MAX_TEXT // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters not shown ...]\n{text[-half:]}"
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """At most `most` of the indices 0..count-1, evenly spread, first and last among them."""
+    if count <= most:
+        return list(range(count))
+    return sorted({round(i * (count - 1) / (most - 1)) for i in range(most)})
+
+
+def _shown(value: float | None) -> float | str | None:
+    """Six digits are enough for a curve; what is not finite stays visible as text."""
+    if value is None or math.isfinite(value):
+        return None if value is None else float(f"{value:.6g}")
+    return str(value)
+
+
+def _finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def _at(config: Any, *keys: str) -> Any:
+    for key in keys:
+        config = config.get(key) if isinstance(config, dict) else None
+    return config
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m eval.report", description="Write report.html of runs again.")
+    parser.add_argument("runs", nargs="+", type=Path, help="run directories, such as runs/grpo")
+    parser.add_argument(
+        "--curve",
+        type=Path,
+        metavar="FILE.svg",
+        help="draw held-out accuracy and reward of all runs over wall-clock into this file, instead of reports",
+    )
+    options = parser.parse_args(arguments)
+    try:
+        written = [write_curve_svg(options.runs, options.curve)] if options.curve else map(write_report, options.runs)
+        for path in written:
+            print(path)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
