@@ -1,0 +1,120 @@
+# The two commands are `make grpo` and `make test`; `make help` lists the rest.
+#   DEVICE=cpu|cuda   instead of what nvidia-smi says
+#   PYTHON=...        the Python 3.11 to make .venv with
+#   ARGS="..."        arguments passed on, e.g. make grpo ARGS="--set train.steps=20"
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+VENV ?= .venv
+DEVICE ?= $(shell nvidia-smi --query-gpu=name --format=csv,noheader > /dev/null 2>&1 && echo cuda || echo cpu)
+ARGS ?=
+BIN := $(VENV)/bin
+export VENV PYTHON
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@echo
+	@sed -n '2,4s/^# *//p' $(firstword $(MAKEFILE_LIST)) | sed 's/^/  /'
+	@echo "  (DEVICE is $(DEVICE) here)"
+
+# ---- training ----
+
+.PHONY: grpo
+grpo: install model ## set up, then train SmolLM2-135M with GRPO to the end of the default job (about 10 minutes on 2 cores)
+	@$(call train,grpo)
+
+.PHONY: grpo-tiny
+grpo-tiny: install ## set up, then the small job: a half-million-parameter model learns to sort (about 2 minutes)
+	@$(call train,grpo_tiny)
+
+.PHONY: eval
+eval: install model ## set up, then judge a model on its own: pass@k and greedy accuracy (configs/eval.yaml)
+	$(BIN)/python main_eval.py --config configs/eval.yaml $(ARGS)
+
+# A run never overwrites another: the second `make grpo` goes to runs/grpo-2, unless ARGS says where to.
+define train
+dir=runs/$(1); n=1; \
+while [ -e "$$dir" ]; do n=$$((n + 1)); dir=runs/$(1)-$$n; done; \
+[ $$n = 1 ] || echo "==> runs/$(1) holds an earlier run; this one goes to $$dir"; \
+case ' $(ARGS)' in *' --run-dir'* | *' run.name='* | *' run.dir='*) where= ;; *) where="--run-dir $$dir" ;; esac; \
+set -x; exec $(BIN)/python main_rl.py --config configs/$(1).yaml $$where $(ARGS)
+endef
+
+# ---- setting up ----
+
+.PHONY: install
+install: ## make .venv for running (about a minute; nothing to do when it is complete)
+	@requirements/install.sh $(DEVICE) run
+
+.PHONY: install-dev
+install-dev: ## the same with what tests and checks need
+	@requirements/install.sh $(DEVICE) dev
+
+.PHONY: model
+model: install ## convert the model that comes with the environment (half a minute, once)
+	@$(BIN)/python -m data_prep.smollm2
+
+# The report is looked at in a real browser. Without one that test is skipped, except in CI, where it must not be.
+.PHONY: browser
+browser:
+	@if command -v chromium chromium-browser google-chrome > /dev/null; then exit 0; \
+	elif command -v apt-get > /dev/null && [ "$$(id -u)" = 0 ]; then \
+	  echo "==> installing chromium for the report's browser test"; \
+	  export DEBIAN_FRONTEND=noninteractive; \
+	  apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium > /dev/null; \
+	else echo "==> no chromium found, and it cannot be installed from here: install it (Debian: sudo apt-get install" \
+	  "chromium) for the report's browser test"; [ -z "$${CI:-}" ]; fi
+
+# ---- checking ----
+
+.PHONY: test
+test: install-dev model browser ## set up, then the whole test suite, the end-to-end run included
+	$(BIN)/python -m pytest --durations=10 $(ARGS)
+
+.PHONY: test-fast
+test-fast: install-dev ## the tests that do not start the whole stack
+	$(BIN)/python -m pytest -m "not e2e" $(ARGS)
+
+.PHONY: lint
+lint: install-dev ## style, format, and that generated pages are up to date
+	$(BIN)/pre-commit run --all-files --show-diff-on-failure
+
+.PHONY: types
+types: install-dev ## static types
+	$(BIN)/mypy
+
+.PHONY: format
+format: install-dev ## let ruff put the code in its form
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+# ---- keeping house ----
+
+# Each lock file starts from what it says now, so versions move only when the .in files ask; `make lock UPGRADE=--upgrade`
+# moves them all. The CUDA files start from the CPU ones, to hold the same versions wherever the two allow it.
+UPGRADE ?=
+COMPILE = $$uv pip compile --quiet --python-version 3.11 --no-emit-index-url --generate-hashes $(UPGRADE) \
+  --custom-compile-command "make lock"
+CUDA = --python-platform x86_64-manylinux_2_28 --override exclude-cuda.txt
+.PHONY: lock
+lock: install ## write the lock files in requirements/ anew
+	@uv=$$PWD/$(BIN)/uv; cd requirements; \
+	$(COMPILE) uv.in -o uv.lock; \
+	$(COMPILE) cpu.in --override exclude-cpu.txt -o cpu.lock; \
+	$(COMPILE) cpu.in dev.in --override exclude-cpu.txt -c cpu.lock -o cpu-dev.lock; \
+	cp cpu.lock cuda.lock; $(COMPILE) cuda.in $(CUDA) -o cuda.lock; \
+	cp cuda.lock cuda-dev.lock; $(COMPILE) cuda.in dev.in $(CUDA) -c cuda.lock -o cuda-dev.lock; \
+	! grep -nE '[a-z]+://|index-url|find-links' ./*.lock || { echo "a lock file names a registry (above)" >&2; exit 1; }
+	@git status --short requirements
+
+.PHONY: clean
+clean: ## remove caches (runs/, models/ and .venv stay)
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -print | xargs -r rm -rf
+
+.PHONY: clean-venv
+clean-venv: ## remove .venv
+	rm -rf $(VENV)
