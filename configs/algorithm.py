@@ -95,12 +95,12 @@ def built(algorithm: Algorithm) -> PolicyMethod:
     return method(method.Params(**algorithm.params))
 
 
-@cache
 def params_model(method: type[PolicyMethod]) -> type[BaseModel]:
     """A pydantic model with the fields, bounds and help of the method's `Params`."""
-    hints = get_type_hints(method.Params)
+    params: Any = method.Params  # a dataclass, which its base class does not tell the type checker
+    hints = get_type_hints(params)
     fields: dict[str, Any] = {}
-    for field in dataclasses.fields(method.Params):
+    for field in dataclasses.fields(params):
         assert field.name != "name", f"{method.__name__}.Params: 'name' is the key that picks the method"
         bounds = {key: value for key, value in field.metadata.items() if key in BOUNDS}
         default: dict[str, Any] = {}
@@ -112,7 +112,7 @@ def params_model(method: type[PolicyMethod]) -> type[BaseModel]:
             default["strict"] = False  # YAML has lists only
         fields[field.name] = (hints[field.name], Field(**default, description=field.metadata.get("help"), **bounds))
     config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
-    return create_model(f"{method.__name__} parameters", __config__=config, __doc__=method.Params.__doc__, **fields)
+    return create_model(f"{method.__name__} parameters", __config__=config, **fields)
 
 
 def checked_params(name: str, given: dict[str, Any]) -> dict[str, Any]:

@@ -127,13 +127,6 @@ def _schedule(config: RLConfig) -> Iterator[Problem]:
 
 
 def _lengths(config: RLConfig) -> Iterator[Problem]:
-    longest = config.data.max_prompt_tokens + config.rollout.max_new_tokens
-    if config.train.max_tokens_per_micro_batch < longest:
-        yield (
-            "train.max_tokens_per_micro_batch",
-            f"{config.train.max_tokens_per_micro_batch} cannot hold the longest sequence of {longest} tokens "
-            "(data.max_prompt_tokens + rollout.max_new_tokens); raise it or lower one of those",
-        )
     new_tokens = max(config.rollout.max_new_tokens, config.eval.max_new_tokens or 0)
     longest = config.data.max_prompt_tokens + new_tokens
     yield from _engine_length("rollout.engine", config.rollout.engine, longest, "rollout.max_new_tokens")
@@ -221,16 +214,16 @@ def _sampling_warnings(config: RLConfig) -> Iterator[str]:
 
 
 def _training_warnings(config: RLConfig) -> Iterator[str]:
-    from configs import algorithm
-
     train, tolerance = config.train, config.sync.probe_tolerance
+    longest = config.data.max_prompt_tokens + config.rollout.max_new_tokens
+    if train.max_tokens_per_micro_batch < longest:
+        yield (
+            f"train.max_tokens_per_micro_batch: {train.max_tokens_per_micro_batch} is below the longest possible sequence "
+            f"of {longest} tokens (data.max_prompt_tokens + rollout.max_new_tokens); such a one gets a micro-batch of its "
+            "own and more memory than this bounds"
+        )
     if train.schedule == "constant" and train.min_learning_rate > 0:
         yield "train.min_learning_rate: has no effect with train.schedule constant"
-    if train.drop_zero_variance_groups and "ref_logprobs" in algorithm.built(config.algorithm).needs():
-        yield (
-            "train.drop_zero_variance_groups: dropped groups lose their KL term too; set it to false to keep the KL on "
-            "every response"
-        )
     if tolerance is not None and tolerance >= UNSYNCED_GAP_NATS:
         yield (
             f"sync.probe_tolerance: {tolerance:g} nats may not notice an engine that kept its old weights (that gave "

@@ -61,16 +61,20 @@ class Source(Block):
         default_factory=dict, description="Arguments of the generator, e.g. {min_terms: 2, max_terms: 2}."
     )
     size: int = Field(1000, ge=1, description="Rows to generate (before duplicates are removed).")
-    file: str | None = Field(None, description="A .parquet, .jsonl or .json file (a JSON object per line) of rows.")
+    file: str | None = Field(
+        None, description="A .parquet, .jsonl, .ndjson or .json file of rows (JSON: an object per line)."
+    )
     prompt_column: str = Field("prompt", description="Column with the question: text, or a list of chat messages.")
-    answer_column: str = Field("answer", description="Column with the expected answer.")
+    answer_column: str | None = Field(
+        "answer", description="Column with the expected answer; null: the rows have none."
+    )
 
     @model_validator(mode="after")
     def _one_kind(self) -> Source:
         if (self.reasoning_gym is None) == (self.file is None):
             raise ValueError("a data source names exactly one of 'reasoning_gym' and 'file'")
-        if self.file is not None and not self.file.endswith((".parquet", ".jsonl", ".json")):
-            raise ValueError(f"'file' must end in .parquet, .jsonl or .json; given {self.file!r}")
+        if self.file is not None and not self.file.endswith((".parquet", ".jsonl", ".ndjson", ".json")):
+            raise ValueError(f"'file' must end in .parquet, .jsonl, .ndjson or .json; given {self.file!r}")
         if self.file is not None and self.params:
             raise ValueError("'params' are arguments of a reasoning_gym generator; a file has none")
         return self
