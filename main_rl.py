@@ -1,0 +1,24 @@
+"""Reinforcement learning of a language model: python main_rl.py --config configs/grpo.yaml (--help explains)."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from configs.schema import RLConfig
+from orchestration.command_line import main
+
+if TYPE_CHECKING:
+    from orchestration.preflight import Checked
+    from orchestration.run_directory import RunDirectory
+
+
+def run(config: RLConfig, checked: Checked, directory: RunDirectory) -> None:
+    from eval.report import write_report  # late: --help, --dry-run and bad input need no Ray
+    from orchestration.loop import run_rl
+
+    run_rl(config, checked.prompts, directory, write_report)
+
+
+if __name__ == "__main__":
+    sys.exit(main("main_rl.py", RLConfig, "configs/grpo.yaml", run))

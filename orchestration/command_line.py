@@ -1,0 +1,169 @@
+"""The command line that main_rl.py and main_eval.py share: arguments, help, and how a command ends.
+
+Exit codes: 0 done, 1 the run failed (its log holds the traceback), 2 a mistake in the configuration, files or machine
+(one message, nothing written), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import os
+import signal
+import sys
+import textwrap
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from configs.load import ConfigError, load, run_directory, to_yaml
+from configs.messages import model_of
+from configs.schema import Block
+
+if TYPE_CHECKING:
+    from orchestration.preflight import Checked
+    from orchestration.run_directory import RunDirectory
+
+Config = TypeVar("Config", bound=Block)
+FAILED, MISTAKEN, INTERRUPTED = 1, 2, 130
+
+
+def main(
+    program: str,
+    schema: type[Config],
+    example: str,
+    run: Callable[[Config, Checked, RunDirectory], None],
+    arguments: Sequence[str] | None = None,
+) -> int:
+    """Parse, check, run; returns the exit code.
+
+    Args:
+        program: the script's name, e.g. main_rl.py.
+        schema: RLConfig or EvalConfig.
+        example: the YAML file to show in examples.
+        run: does the job in a run directory that was just made.
+        arguments: the command line without the program; None: sys.argv.
+    """
+    given = _parser(program, schema, example).parse_args(arguments)
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        config = load(given.config, schema, given.set, given.run_dir)
+        checked = _checked(config)
+        if given.dry_run:
+            from orchestration.plan import print_plan
+
+            print_plan(config, checked)  # type: ignore[arg-type]
+            return 0
+        directory = _made_run_directory(config)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return MISTAKEN
+    except KeyboardInterrupt:
+        print("interrupted before the run began; nothing was written", file=sys.stderr)
+        return INTERRUPTED
+    for warning in checked.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    return _ended(run, config, checked, directory)
+
+
+def _checked(config: Any) -> Checked:
+    """Preflight, with the libraries' chatter kept off the screen."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from orchestration.preflight import preflight
+
+    return preflight(config)
+
+
+def _made_run_directory(config: Any) -> RunDirectory:
+    from orchestration.run_directory import RunDirectory
+
+    try:
+        return RunDirectory.create(run_directory(config), to_yaml(config), seeds={"run": config.run.seed})
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"run.dir: {error}") from error
+
+
+def _ended(run: Callable[..., None], config: Any, checked: Checked, directory: RunDirectory) -> int:
+    """Run the job; whatever ends it early becomes one line and an exit code, the traceback goes to the driver's log."""
+    try:
+        run(config, checked, directory)
+    except KeyboardInterrupt:
+        print(f"interrupted; what was done is in {directory.path}", file=sys.stderr)
+        return INTERRUPTED
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return MISTAKEN
+    except Exception as error:  # noqa: BLE001 the last one to hear of it: it is shown, logged and becomes exit code 1
+        log = directory.log_path("driver")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a", encoding="utf-8") as file:
+            traceback.print_exception(error, file=file)
+        print(f"failed: {type(error).__name__}: {_shortened(str(error))}\nthe traceback is in {log}", file=sys.stderr)
+        return FAILED
+    return 0
+
+
+def _shortened(text: str) -> str:
+    """At most the first lines of a message: a remote actor's error brings its whole traceback along."""
+    lines = text.strip().splitlines()
+    return "\n".join(lines[:6] + (["..."] if len(lines) > 6 else []))
+
+
+def _leave(number: int, frame: Any) -> None:
+    """SIGTERM ends the run as Ctrl-C does: context managers close what they opened."""
+    raise KeyboardInterrupt
+
+
+def _parser(program: str, schema: type[Config], example: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"python {program}",
+        description=inspect.getdoc(schema),
+        epilog=_teaching(program, schema, example),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", required=True, metavar="FILE", help=f"the YAML file of the job, e.g. {example}")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="replace one value; may be given several times"
+    )
+    parser.add_argument("--run-dir", metavar="FOLDER", help="where the run is written, in place of run.dir/run.name")
+    parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
+    return parser
+
+
+def _teaching(program: str, schema: type[Block], example: str) -> str:
+    """The part of --help below the options: examples, blocks, methods, where more is written."""
+    lines = [
+        "examples:",
+        f"  python {program} --config {example}",
+        f"  python {program} --config {example} --dry-run",
+        f"  python {program} --config {example} --set run.seed=1 --run-dir {_default_dir(schema)}/seed1",
+        f"  python {program} --config {example} --set data.sources.0.size=50   (list items go by number)",
+        "",
+        "blocks of the YAML file (every key: docs/CONFIG.md):",
+    ]
+    for name, field in schema.model_fields.items():
+        block = model_of(field.annotation)
+        about = (inspect.getdoc(block) or "").split("\n\n")[0] if block else field.description or ""
+        lines += _entry(name + (" *" if field.is_required() else ""), about)
+    lines.append("  (* must be given)")
+    if "algorithm" in schema.model_fields:
+        from configs.algorithm import listed
+
+        lines += ["", "methods (algorithm.name; or your own, my_lab.my_loss:Mine):"]
+        for name, method in listed().items():
+            if method.has_advantages:
+                lines += _entry(name, method.summary)
+    lines += ["", "docs: README.md to begin, docs/CONFIG.md for every key, docs/ARCHITECTURE.md for how it works"]
+    return "\n".join(lines)
+
+
+def _default_dir(schema: type[Block]) -> str:
+    return str(Path(schema.model_fields["run"].get_default(call_default_factory=True).dir))
+
+
+def _entry(name: str, about: str) -> list[str]:
+    return textwrap.wrap(
+        " ".join(about.split()), width=100, initial_indent=f"  {name:<22}", subsequent_indent=" " * 24
+    ) or [f"  {name}"]

@@ -1,0 +1,107 @@
+"""How much memory a job will take, from sizes alone. An estimate to plan with, not a promise: allocators and libraries
+add to it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from configs.schema import EvalConfig, RLConfig
+from orchestration.model_files import ModelFacts
+
+GIB = 1024**3
+BYTES = {"float32": 4, "bfloat16": 2}
+CPU_KV_CACHE_BYTES = GIB  # what a CPU engine reserves unless rollout.engine.kv_cache_memory_bytes says otherwise
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes by purpose; `trainer` is per rank, `engine` per engine."""
+
+    trainer: dict[str, int]
+    engine: dict[str, int]
+    sync: int  # one version of the weights, in shared memory (direct) or on disk
+    checkpoints: int  # on disk at the end of the run
+
+    @property
+    def trainer_total(self) -> int:
+        return sum(self.trainer.values())
+
+    @property
+    def engine_total(self) -> int:
+        return sum(self.engine.values())
+
+
+def estimate(config: RLConfig | EvalConfig, model: ModelFacts, needs_reference: bool, device: str) -> MemoryEstimate:
+    """Memory of a job on `device` ("cpu" or "cuda")."""
+    width = BYTES[config.model.dtype]
+    weights = model.parameters * width
+    if not isinstance(config, RLConfig):
+        concurrent = config.eval.max_prompts * config.eval.samples_per_prompt
+        tokens = concurrent * (config.data.max_prompt_tokens + config.eval.max_new_tokens)
+        engine = _engine(model, weights, width, tokens // config.engines, config.engine, device)
+        return MemoryEstimate({}, engine, sync=0, checkpoints=0)
+    rollout, checkpoint = config.rollout, config.checkpoint
+    tokens = rollout.prompts_per_step * rollout.responses_per_prompt
+    tokens *= config.data.max_prompt_tokens + rollout.max_new_tokens
+    kept = min(checkpoint.keep + 1, 1 + config.train.steps // checkpoint.every) if checkpoint.every else 1
+    return MemoryEstimate(
+        trainer=_trainer(config, model, weights, width, needs_reference),
+        engine=_engine(model, weights, width, tokens // rollout.engines, rollout.engine, device),
+        sync=weights,
+        checkpoints=kept * weights,
+    )
+
+
+def _trainer(config: RLConfig, model: ModelFacts, weights: int, width: int, needs_reference: bool) -> dict[str, int]:
+    """Per rank: ZeRO 1 shards the optimizer's state, 2 also the gradients, 3 also the weights."""
+    train = config.train
+    shards = {stage: train.ranks if train.zero_stage >= stage else 1 for stage in (1, 2, 3)}
+    parts = {"weights": weights // shards[3]}
+    if width != 4:
+        parts["float32 master weights"] = 4 * model.parameters // shards[1]
+    parts["Adam moments"] = 8 * model.parameters // shards[1]
+    parts["gradients"] = 4 * model.parameters // shards[2]
+    if needs_reference:
+        parts["reference model"] = weights
+    parts["activations, rough"] = _activations(config, model, width)
+    return parts
+
+
+def _activations(config: RLConfig, model: ModelFacts, width: int) -> int:
+    """Of one full micro-batch: a layer keeps about 12 vectors of the hidden and 4 of the intermediate size per token;
+    with gradient checkpointing every layer keeps its input, and one layer the rest."""
+    per_layer = (12 * model.hidden + 4 * model.intermediate) * width
+    per_token = model.layers * per_layer
+    if config.model.gradient_checkpointing:
+        per_token = model.layers * model.hidden * width + per_layer
+    return config.train.max_tokens_per_micro_batch * per_token
+
+
+def _engine(
+    model: ModelFacts, weights: int, width: int, tokens: int, arguments: dict[str, object], device: str
+) -> dict[str, int]:
+    """An engine's weights and key-value cache. A CPU engine reserves a fixed cache; a GPU engine takes a share of its
+    device, of which this counts what the step's sequences can fill."""
+    reserved = arguments.get("kv_cache_memory_bytes")
+    if isinstance(reserved, int):
+        cache = reserved
+    elif device == "cpu":
+        cache = CPU_KV_CACHE_BYTES
+    else:
+        cache = tokens * model.kv_values_per_token * width
+    return {"weights": weights, "key-value cache": cache}
+
+
+def machine_memory() -> int:
+    """Bytes of main memory this process may use: the machine's, or its container's limit."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.is_file() else "max"
+    return min(total, int(text)) if text.isdigit() else total
+
+
+def shown(size: int) -> str:
+    """Bytes as people read them."""
+    return f"{size / GIB:.2f} GiB" if size >= 0.1 * GIB else f"{size / 1024**2:.1f} MiB"

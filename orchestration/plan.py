@@ -1,0 +1,171 @@
+"""What a job will do, in tables: `--dry-run`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from rich.console import Console, Group
+from rich.panel import Panel
+from rich.table import Table
+
+from configs.load import run_directory
+from configs.schema import EvalConfig, RLConfig
+from orchestration.memory_estimate import shown
+from orchestration.preflight import Checked
+
+Row = tuple[str, str]
+
+
+def print_plan(config: RLConfig | EvalConfig, checked: Checked, console: Console | None = None) -> None:
+    """Print the resolved plan of a checked job. Writes no file."""
+    console = console or Console(highlight=False, soft_wrap=False)
+    sections = [
+        ("model", model_rows(config, checked)),
+        ("devices", device_rows(config, checked)),
+        ("data", data_rows(config, checked)),
+        ("work", work_rows(config, checked)),
+        ("memory, estimated", memory_rows(config, checked)),
+        ("files", file_rows(config)),
+    ]
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for title, rows in sections:
+        for index, (name, value) in enumerate(rows):
+            table.add_row(title if index == 0 else "", name, value)
+        table.add_section()
+    notes = [f"[yellow]warning[/]: {text}" for text in checked.warnings] or ["no warnings"]
+    what = config.algorithm.name if isinstance(config, RLConfig) else "evaluation"
+    title = f"plan of {run_directory(config)} ({what}); nothing was started or written"
+    console.print(Panel(Group(table, "", *notes), title=title, title_align="left", border_style="dim"))
+
+
+def model_rows(config: RLConfig | EvalConfig, checked: Checked) -> Iterable[Row]:
+    model = checked.model
+    yield "path", config.model.path
+    yield "kind", f"{model.architecture}, {model.parameters:,} parameters, {config.model.dtype} compute"
+    if isinstance(config, RLConfig):
+        params = ", ".join(f"{key} {value}" for key, value in config.algorithm.params.items())
+        yield "algorithm", f"{config.algorithm.name}{f' ({params})' if params else ''}"
+
+
+def device_rows(config: RLConfig | EvalConfig, checked: Checked) -> Iterable[Row]:
+    device = checked.device
+    yield "machine", f"{device.device}: {device.cores} CPU cores, {device.gpus} GPUs"
+    block = config.rollout if isinstance(config, RLConfig) else config
+    unit = "GPU" if device.device == "cuda" else "process"
+    if isinstance(config, RLConfig):
+        train = config.train
+        threads = train.threads_per_rank or max(1, device.cores // train.ranks)
+        yield "trainer", f"{train.ranks} rank(s), ZeRO {train.zero_stage}, {threads} thread(s) each, {device.backend}"
+        yield (
+            "weight sync",
+            f"{config.sync.method}, then a log-probability probe of {config.sync.probe_prompts} prompts",
+        )
+    yield "engines", f"{block.engines} vLLM engine(s) of {block.tensor_parallel_size} {unit}(s)"
+    yield "scoring", f"{config.reward.workers} process(es) beside each engine"
+
+
+def data_rows(config: RLConfig | EvalConfig, checked: Checked) -> Iterable[Row]:
+    prompts = checked.prompts
+    by_source: dict[str, int] = {}
+    for prompt in prompts.train:
+        by_source[prompt.source] = by_source.get(prompt.source, 0) + 1
+    yield "training", f"{len(prompts.train)} prompts ({', '.join(f'{n} {name}' for name, n in by_source.items())})"
+    yield "held out", f"{len(prompts.heldout)} prompts, split by {config.data.split_by}"
+    yield "left out", f"{prompts.duplicates} duplicates, {prompts.too_long} too long, {prompts.leaks} also held out"
+
+
+def work_rows(config: RLConfig | EvalConfig, checked: Checked) -> Iterable[Row]:
+    if not isinstance(config, RLConfig):
+        yield from _evaluation_rows(config, checked)
+        return
+    rollout, train = config.rollout, config.train
+    sequences = rollout.prompts_per_step * rollout.responses_per_prompt
+    most_new = sequences * rollout.max_new_tokens
+    prompts_computed = rollout.prompts_per_step if train.share_prompts else sequences
+    most_trained = most_new + prompts_computed * config.data.max_prompt_tokens
+    micro_batches = max(
+        1, math.ceil(most_trained / train.updates_per_step / train.max_tokens_per_micro_batch / train.ranks)
+    )
+    asked = train.steps * rollout.prompts_per_step
+    yield (
+        "a step",
+        (
+            f"{rollout.prompts_per_step} prompts x {rollout.responses_per_prompt} responses = {sequences} sequences, at most "
+            f"{most_new:,} new tokens"
+        ),
+    )
+    yield (
+        "training",
+        (
+            f"{train.updates_per_step} optimizer step(s) of {sequences // train.updates_per_step} sequences, at most "
+            f"{micro_batches} micro-batch(es) of {train.max_tokens_per_micro_batch:,} tokens per rank"
+        ),
+    )
+    yield (
+        "steps",
+        (
+            f"{train.steps} steps = {train.steps * train.updates_per_step} optimizer steps, {asked} prompts asked = "
+            f"{asked / len(checked.prompts.train):.1f} epochs"
+        ),
+    )
+    yield "learning rate", (
+        f"{train.learning_rate:g}, {train.schedule}" + (f" to {train.min_learning_rate:g}" if train.schedule != "constant" else "")
+        + (f", {train.warmup_steps} warm-up steps" if train.warmup_steps else "")
+    )  # fmt: skip
+    every = config.eval.every
+    times = 2 + ((train.steps - 1) // every if every else 0)
+    used = min(config.eval.max_prompts, len(checked.prompts.heldout))
+    yield (
+        "evaluation",
+        (
+            f"{times} times, {used} held-out prompts x {config.eval.samples_per_prompt}, temperature {config.eval.temperature:g}"
+        ),
+    )
+
+
+def _evaluation_rows(config: EvalConfig, checked: Checked) -> Iterable[Row]:
+    prompts = checked.prompts
+    available = len(prompts.heldout) + (len(prompts.train) if config.eval.split == "all" else 0)
+    used = min(config.eval.max_prompts, available)
+    sequences = used * (config.eval.samples_per_prompt + config.eval.greedy)
+    yield "judged on", f"{used} of {available} prompts ({config.eval.split})"
+    yield (
+        "responses",
+        (
+            f"{config.eval.samples_per_prompt} samples at temperature {config.eval.temperature:g}"
+            f"{' and 1 greedy' if config.eval.greedy else ''} each = {sequences} sequences, at most "
+            f"{sequences * config.eval.max_new_tokens:,} new tokens"
+        ),
+    )
+
+
+def memory_rows(config: RLConfig | EvalConfig, checked: Checked) -> Iterable[Row]:
+    memory = checked.memory
+    for name, parts, total in (
+        ("a trainer rank", memory.trainer, memory.trainer_total),
+        ("an engine", memory.engine, memory.engine_total),
+    ):
+        if parts:
+            yield name, f"{shown(total)} = {' + '.join(f'{shown(size)} {part}' for part, size in parts.items())}"
+    if isinstance(config, RLConfig):
+        where = "shared memory" if config.sync.method == "direct" else "disk"
+        yield "weight sync", f"{shown(memory.sync)} of {where}"
+        yield "checkpoints", f"{shown(memory.checkpoints)} of disk"
+
+
+def file_rows(config: RLConfig | EvalConfig) -> Iterable[Row]:
+    yield "run directory", str(run_directory(config))
+    if isinstance(config, RLConfig):
+        yield (
+            "written there",
+            "config.yaml, environment.json, metrics.jsonl, samples/, logs/, checkpoints/, report.html",
+        )
+    else:
+        yield (
+            "written there",
+            "config.yaml, environment.json, metrics.jsonl, evaluation.json, samples/, logs/, report.html",
+        )

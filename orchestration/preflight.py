@@ -1,0 +1,239 @@
+"""Checks of files and machine before anything heavy starts: each mistake costs seconds, not the start of the engines.
+
+All checks run, so that one message lists all that is wrong. Nothing is written.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from configs.load import ConfigError, method_for, run_directory
+from configs.rules import warnings_for
+from configs.schema import EvalConfig, RLConfig
+from orchestration.memory_estimate import MemoryEstimate, estimate, machine_memory, shown
+from orchestration.model_files import ModelFacts, model_facts
+
+if TYPE_CHECKING:
+    from data_feeds.prompts import PromptSets
+    from orchestration.devices import DeviceSpec
+
+T = TypeVar("T")
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What the checks found out on the way, for the plan and the run."""
+
+    device: DeviceSpec
+    model: ModelFacts
+    prompts: PromptSets
+    memory: MemoryEstimate
+    warnings: list[str]
+
+
+def preflight(config: RLConfig | EvalConfig) -> Checked:
+    """Check files and machine for a job.
+
+    Raises:
+        ConfigError: with every problem found, each naming its key or file and the way out.
+    """
+    from orchestration import run_directory as on_disk
+
+    problems: list[str] = []
+
+    def attempt(check: Callable[..., T], *arguments: Any) -> T | None:
+        try:
+            return check(*arguments)
+        except ValueError as error:
+            problems.append(str(error))
+            return None
+
+    attempt(on_disk.check_free, run_directory(config))
+    attempt(check_writable, run_directory(config))
+    model = attempt(model_facts, config.model)
+    device = attempt(check_devices, config)
+    for index, part in enumerate(config.reward.parts):
+        attempt(check_reward, index, part.function, part.params)
+    attempt(check_rollouts, config)
+    prompts = memory = None
+    if model is not None:
+        attempt(check_model_fits, config, model)
+        prompts = attempt(load_data, config)
+        memory = estimate(config, model, needs_reference(config), device.device if device else "cpu")
+        attempt(check_room, config, memory)
+    if problems:
+        raise ConfigError(problems[0] if len(problems) == 1 else "\n  ".join([f"{len(problems)} problems", *problems]))
+    assert device is not None and model is not None and prompts is not None and memory is not None
+    warnings = [*warnings_for(config), *warnings_about(config, device, prompts, memory)]
+    return Checked(device, model, prompts, memory, warnings)
+
+
+def check_writable(run: Path) -> None:
+    """Raises ValueError unless the run directory could be made."""
+    parent = existing_parent(run)
+    if not parent.is_dir():
+        raise ValueError(f"run.dir: {parent} is a file, so {run} cannot be made; choose another with --run-dir")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise ValueError(f"run.dir: {parent} is not writable, so {run} cannot be made; choose another with --run-dir")
+
+
+def existing_parent(path: Path) -> Path:
+    """The path itself, or the nearest folder above that exists."""
+    path = path.absolute()
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def check_devices(config: RLConfig | EvalConfig) -> DeviceSpec:
+    """The device to run on. Raises ValueError when the job wants more of them than there are.
+
+    On a Ray cluster (RAY_ADDRESS) the other machines' devices are not known here: placement decides there.
+    """
+    from orchestration.devices import resolve
+
+    device = resolve(config.model.device)
+    block, prefix, ranks = (
+        (config.rollout, "rollout.", config.train.ranks) if isinstance(config, RLConfig) else (config, "", 0)
+    )
+    for_engines = block.engines * block.tensor_parallel_size
+    if "RAY_ADDRESS" in os.environ:
+        return device
+    engines = f"{prefix}engines x {prefix}tensor_parallel_size = {for_engines}"
+    if device.device == "cuda":
+        if ranks + for_engines > device.gpus:
+            wanted = f"train.ranks {ranks} + {engines}" if ranks else engines
+            raise ValueError(
+                f"{wanted} needs {ranks + for_engines} GPUs, one for each trainer rank and engine device; this machine "
+                f"has {device.gpus}. Lower them, set RAY_ADDRESS to a cluster that has more, or model.device: cpu"
+            )
+        return device
+    too_many = []
+    if ranks > device.cores:
+        too_many.append(f"train.ranks: {ranks} ranks")
+    if for_engines > device.cores:
+        too_many.append(f"{engines} engine processes")
+    if too_many:
+        raise ValueError(
+            f"{' and '.join(too_many)} on {device.cores} CPU cores: each needs a core of its own; lower it to at most "
+            f"{device.cores}, or set RAY_ADDRESS to a cluster that has more"
+        )
+    return device
+
+
+def check_reward(index: int, name: str, params: dict[str, Any]) -> None:
+    """Raises ValueError unless the reward imports and takes the given parameters."""
+    from rewards.find import check_params, find_reward
+
+    try:
+        check_params(find_reward(name), name, params)
+    except ValueError as error:
+        raise ValueError(f"reward.parts.{index}: {error}") from error
+
+
+def check_rollouts(config: RLConfig | EvalConfig) -> None:
+    """Raises ValueError when the environment does not import or vLLM does not know an engine argument."""
+    from rollouts.environment import find_environment
+
+    block = config.rollout if isinstance(config, RLConfig) else config
+    if isinstance(config, RLConfig):
+        find_environment(config.rollout.environment)
+    if block.engine:
+        from rollouts.engine import check_arguments  # imports vLLM: seconds
+
+        check_arguments(block.engine)
+
+
+def check_model_fits(config: RLConfig | EvalConfig, model: ModelFacts) -> None:
+    """Raises ValueError when sequences are longer than the model's positions, or its heads do not split."""
+    if isinstance(config, RLConfig):
+        new, key = max(config.rollout.max_new_tokens, config.eval.max_new_tokens or 0), "rollout.max_new_tokens"
+        parallel, parallel_key = config.rollout.tensor_parallel_size, "rollout.tensor_parallel_size"
+    else:
+        new, key = config.eval.max_new_tokens, "eval.max_new_tokens"
+        parallel, parallel_key = config.tensor_parallel_size, "tensor_parallel_size"
+    longest = config.data.max_prompt_tokens + new
+    if model.max_positions is not None and longest > model.max_positions:
+        raise ValueError(
+            f"data.max_prompt_tokens + {key} = {longest} tokens, but {model.path} has {model.max_positions} positions; "
+            "lower one of them"
+        )
+    if model.heads % parallel:
+        allowed = [n for n in range(1, model.heads + 1) if model.heads % n == 0]
+        raise ValueError(
+            f"{parallel_key}: {model.heads} attention heads of {model.path} do not split over {parallel} devices; use "
+            f"one of {', '.join(map(str, allowed))}"
+        )
+
+
+def load_data(config: RLConfig | EvalConfig) -> PromptSets:
+    """The prompts. Raises ValueError: no chat template, or what data_feeds says of a source."""
+    from data_feeds.chat import load_tokenizer
+    from data_feeds.prompts import load_prompts
+
+    tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+    return load_prompts(config.data, tokenizer)
+
+
+def needs_reference(config: RLConfig | EvalConfig) -> bool:
+    """Whether the trainer holds a second, frozen copy of the model."""
+    return isinstance(config, RLConfig) and "ref_logprobs" in method_for(config).needs()
+
+
+def check_room(config: RLConfig | EvalConfig, memory: MemoryEstimate) -> None:
+    """Raises ValueError when shared memory or the disk has no room for what is sure to be written."""
+    if not isinstance(config, RLConfig):
+        return
+    on_disk = memory.checkpoints
+    if config.sync.method == "disk":
+        on_disk += memory.sync
+    elif not SHARED_MEMORY.is_dir():
+        raise ValueError(f"sync.method: direct needs {SHARED_MEMORY}, which this machine lacks; use sync.method: disk")
+    elif (free := shutil.disk_usage(SHARED_MEMORY).free) < memory.sync:
+        raise ValueError(
+            f"sync.method: direct needs {shown(memory.sync)} of {SHARED_MEMORY} for the weights, {shown(free)} are free; "
+            "give the container more (docker run --shm-size), or use sync.method: disk"
+        )
+    parent = existing_parent(run_directory(config))
+    if (free := shutil.disk_usage(parent).free) < on_disk:
+        raise ValueError(
+            f"run.dir: checkpoints{' and weight sync' if config.sync.method == 'disk' else ''} need {shown(on_disk)} on "
+            f"the disk of {parent}, {shown(free)} are free; lower checkpoint.keep, or choose another with --run-dir"
+        )
+
+
+def warnings_about(
+    config: RLConfig | EvalConfig, device: DeviceSpec, prompts: PromptSets, memory: MemoryEstimate
+) -> list[str]:
+    """What files and machine make worth saying, one sentence each, beginning with the key."""
+    found = []
+    if prompts.too_long:
+        found.append(f"data.max_prompt_tokens: {prompts.too_long} rows are longer than that and left out")
+    if not isinstance(config, RLConfig):
+        return found
+    train, rollout = config.train, config.rollout
+    if len(prompts.train) < rollout.prompts_per_step:
+        found.append(
+            f"rollout.prompts_per_step: {rollout.prompts_per_step} prompts a step from {len(prompts.train)} training "
+            "prompts: every step asks some twice"
+        )
+    if device.device != "cpu" or "RAY_ADDRESS" in os.environ:
+        return found
+    if train.threads_per_rank * train.ranks > device.cores:
+        found.append(
+            f"train.threads_per_rank: {train.ranks} ranks x {train.threads_per_rank} threads on {device.cores} cores "
+            "slow each other down"
+        )
+    total = train.ranks * memory.trainer_total + rollout.engines * memory.engine_total + memory.sync
+    if total > machine_memory():
+        found.append(
+            f"memory: about {shown(total)} will be needed, {shown(machine_memory())} are there; lower "
+            "train.max_tokens_per_micro_batch, set model.gradient_checkpointing, or take a smaller model"
+        )
+    return found
