@@ -24,9 +24,7 @@ from rollouts.sampling import Sampling
 RESULT = "evaluation.json"
 
 
-def run_eval(
-    config: EvalConfig, prompts: PromptSets, run: RunDirectory, write_report: Callable[[Path], Path]
-) -> None:
+def run_eval(config: EvalConfig, prompts: PromptSets, run: RunDirectory, write_report: Callable[[Path], Path]) -> None:
     """Sample, score and judge; results go to evaluation.json, metrics.jsonl, samples/ and the screen.
 
     Raises:

@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from algs.method import PolicyMethod
 from configs.schema import EvalConfig, RLConfig
 from orchestration.devices import DeviceSpec, resolve
-from orchestration.rollout_actor import RolloutActor, RolloutGroup
+from orchestration.rollout_actor import RolloutGroup
 from orchestration.run_directory import RunDirectory
 from orchestration.trainer import TrainerSettings
 from orchestration.trainer_actor import TrainerGroup

@@ -28,24 +28,24 @@ class Metric:
 
 METRICS: dict[str, Metric] = {
     "reward/mean": Metric("reward", "Mean reward of the step's scored responses.", "Reward"),
-    "reward/std": Metric("reward", "Standard deviation of the step's rewards over all scored responses.", "Reward"),
+    "reward/std": Metric(
+        "reward", "Standard deviation of the step's rewards over all scored responses.", "Reward spread"
+    ),
     "reward/pass_rate": Metric(
         "share", "Share of scored responses whose reward is at least reward.pass_threshold.", "Pass rate"
     ),
     "reward/errors": Metric(
         "responses", "Responses whose scoring raised or ran out of time. They are never a silent 0.", "Reward errors"
     ),
-    "reward/error_rate": Metric("share", "reward/errors divided by rollout/responses.", "Reward errors"),
+    "reward/error_rate": Metric("share", "reward/errors divided by rollout/responses.", "Reward errors (share)"),
     "rollout/responses": Metric("responses", "Responses sampled in the step.", "Responses"),
     "rollout/response_tokens": Metric("tokens", "Mean generated tokens per response.", "Response length"),
     "rollout/response_tokens_max": Metric("tokens", "Longest response of the step.", "Response length"),
     "rollout/prompt_tokens": Metric("tokens", "Mean prompt tokens per response.", "Prompt length"),
     "rollout/truncated_share": Metric(
-        "share", "Share of responses cut at rollout.max_new_tokens.", "Truncated and aborted responses"
+        "share", "Share of responses cut at rollout.max_new_tokens.", "Truncated and aborted"
     ),
-    "rollout/aborted_share": Metric(
-        "share", "Share of responses that an engine gave up.", "Truncated and aborted responses"
-    ),
+    "rollout/aborted_share": Metric("share", "Share of responses that an engine gave up.", "Truncated and aborted"),
     "rollout/zero_variance_groups": Metric(
         "groups", "Groups whose scored rewards are all equal: their advantage is 0.", "Groups without signal"
     ),
@@ -55,6 +55,11 @@ METRICS: dict[str, Metric] = {
     "rollout/tokens": Metric("tokens", "Tokens generated in the step by all engines.", "Tokens per step"),
     "rollout/tokens_per_second": Metric(
         "tokens/s", "rollout/tokens divided by time/generate_seconds.", "Tokens per second"
+    ),
+    "rollout/entropy_nats": Metric(
+        "nats",
+        "Estimate of the policy's entropy on all generated tokens: the mean of -log mu, as the engine sampled them.",
+        "Entropy",
     ),
     "train/loss": Metric(
         "loss", "Aggregated loss of the step's updates, mean over updates. Its size says little; see reward.", "Loss"
@@ -90,6 +95,12 @@ METRICS: dict[str, Metric] = {
     "train/action_tokens": Metric("tokens", "Tokens with a loss in the step, all ranks together.", "Tokens per step"),
     "train/tokens_per_second": Metric("tokens/s", "train/tokens divided by time/train_seconds.", "Tokens per second"),
     "train/micro_batches": Metric("micro-batches", "Micro-batches of the step on the busiest rank.", "Micro-batches"),
+    "train/trajectories": Metric(
+        "responses", "Responses that were trained on: scored, and with an advantage that gives a gradient.", "Responses"
+    ),
+    "train/empty_updates": Metric(
+        "updates", "Updates left out because no response of theirs would have given a gradient.", "Empty updates"
+    ),
     "train/skipped_updates": Metric(
         "updates", "Updates refused on all ranks because a loss or gradient was not finite.", "Skipped updates"
     ),
@@ -150,10 +161,10 @@ METRICS: dict[str, Metric] = {
     "eval/greedy_accuracy": Metric(
         "share", "eval/accuracy of one greedy response per held-out prompt.", "Held-out accuracy"
     ),
-    "eval/reward": Metric("reward", "Mean reward of the scored held-out responses.", "Held-out reward"),
-    "eval/response_tokens": Metric("tokens", "Mean generated tokens per held-out response.", "Held-out length"),
+    "eval/reward": Metric("reward", "Mean reward of the scored held-out responses.", "Reward"),
+    "eval/response_tokens": Metric("tokens", "Mean generated tokens per held-out response.", "Response length"),
     "eval/truncated_share": Metric(
-        "share", "Share of held-out responses cut at the length limit.", "Held-out truncated responses"
+        "share", "Share of held-out responses cut at the length limit.", "Truncated and aborted"
     ),
     "eval/errors": Metric("responses", "Held-out responses that could not be scored.", "Reward errors"),
     "eval/prompts": Metric("prompts", "Held-out prompts asked.", "Held-out prompts"),

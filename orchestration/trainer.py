@@ -82,6 +82,8 @@ class Trainer:
 
     def __init__(self, settings: TrainerSettings, method: PolicyMethod, device: DeviceSpec) -> None:
         self.settings, self.method = settings, method
+        # gloo alone is enough between CPU ranks; DeepSpeed's shared-memory operator would need a compiler at start-up.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed(dist_backend=device.backend, verbose=False)
         self.rank, self.ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
         self.device = torch.device(device.device, torch.cuda.current_device() if device.device == "cuda" else 0)
@@ -209,9 +211,9 @@ class StepSums:
 
     @torch.no_grad()
     def add(self, prepared: PreparedBatch, t: PolicyTokens, metrics: dict[str, Tensor], loss: Tensor) -> None:
-        self.forward_tokens += prepared.tokens
+        self.forward_tokens += prepared.input_ids.shape[1]
         self.loss = self.loss + loss.detach()
-        if prepared.is_filler:
+        if prepared.is_dummy:
             return
         log_rho = t.logprobs.detach() - t.behavior_logprobs
         self.tokens += t.logprobs.shape[0]
