@@ -1,0 +1,169 @@
+"""Inside vLLM's workers: new weights are read from one memory-mapped file and loaded, wholly or not at all.
+
+Two backends of vLLM's weight-transfer interface share this code: `direct` (the file lies in shared memory) and `disk`.
+`ReceiverExtension` is given to vLLM as `worker_extension_cls`; importing this module in a worker registers both.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.attention import is_deferred_attention_layer
+from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.model_loader.reload.layerwise import (
+    finalize_layerwise_reload,
+    get_layerwise_info,
+    initialize_layerwise_reload,
+)
+
+BACKENDS = ("direct", "disk")
+
+
+@dataclass
+class NoInit(WeightTransferInitInfo):
+    """A file needs no rendezvous."""
+
+
+@dataclass
+class FileUpdate(WeightTransferUpdateInfo):
+    """What `orchestration.weight_sync.WeightPublisher.publish` returns: one file with all tensors, each at its offset."""
+
+    version: int
+    path: str
+    names: list[str]
+    dtypes: list[str]  # torch names without "torch.", e.g. bfloat16
+    shapes: list[list[int]]
+    offsets: list[int]  # bytes from the start of the file
+    size_bytes: int  # of the whole file
+    crc32: int  # of the whole file
+
+
+class FileWeightReceiver(WeightTransferEngine[NoInit, FileUpdate]):
+    """One worker's receiving side. A whole update arrives in one call, so start and finish have nothing to do."""
+
+    init_info_cls = NoInit
+    update_info_cls = FileUpdate
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.tied = tied_heads(self.model)
+
+    def init_transfer_engine(self, init_info: NoInit) -> None:
+        pass
+
+    def start_weight_update(self) -> None:
+        pass
+
+    def finish_weight_update(self) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        pass
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        self.receive_weights(self.parse_update_info(update_info))
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def receive_weights(self, update_info: FileUpdate) -> None:
+        """Check the bytes, load them, check that nothing was left out.
+
+        Raises:
+            ValueError: the file is not what the sender described (the model is untouched then), or the tensors do not
+                make up this model (the model is then a mixture and must not generate; a later full update mends it).
+        """
+        named = read_tensors(update_info)
+        initialize_layerwise_reload(self.model)
+        try:
+            self.model.load_weights(named)
+            incomplete = incomplete_layers(self.model, except_heads={id(head) for head, _ in self.tied})
+        finally:
+            finalize_layerwise_reload(self.model, self.model_config)
+            self.repack_tied_heads()
+        if incomplete:
+            raise ValueError(
+                f"weights of version {update_info.version} are partial: {len(update_info.names)} tensors came, but "
+                f"these layers lack elements: {', '.join(incomplete)}"
+            )
+
+    def repack_tied_heads(self) -> None:
+        """Give a language-model head that shares its weight with the embedding the new weight.
+
+        On CPU vLLM packs linear weights after loading; its layerwise reload repacks every layer except a tied head,
+        which would go on computing with the old weights without any error.
+        """
+        for head, embedding in self.tied:
+            head.weight = embedding.weight
+            if self.device.type == "cpu":
+                dispatch_cpu_unquantized_gemm(head, remove_weight=False)
+
+
+def read_tensors(update: FileUpdate) -> list[tuple[str, Tensor]]:
+    """Views into the memory-mapped file, after checking that its bytes are the ones that were sent."""
+    if len(set(update.names)) != len(update.names):
+        raise ValueError(f"weights of version {update.version} name a tensor twice")
+    try:
+        data = torch.from_file(update.path, shared=False, size=update.size_bytes, dtype=torch.uint8)
+    except RuntimeError as error:
+        raise ValueError(
+            f"weights of version {update.version}: {update.path} cannot be mapped with {update.size_bytes} bytes: {error}"
+        ) from error
+    found = zlib.crc32(data.numpy().data)
+    if found != update.crc32:
+        raise ValueError(
+            f"weights of version {update.version}: the bytes of {update.path} are not those sent "
+            f"(crc32 {found:08x}, sent {update.crc32:08x})"
+        )
+    named = []
+    for name, dtype, shape, offset in zip(update.names, update.dtypes, update.shapes, update.offsets, strict=True):
+        kind = getattr(torch, dtype)
+        end = offset + torch.Size(shape).numel() * kind.itemsize
+        named.append((name, data[offset:end].view(kind).view(shape)))
+    return named
+
+
+def tied_heads(model: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
+    """(head, embedding) pairs of a loaded model that share one weight."""
+    embeddings = [m for m in model.modules() if type(m) is VocabParallelEmbedding]
+    heads = [m for m in model.modules() if isinstance(m, ParallelLMHead)]
+    return [(h, e) for h in heads for e in embeddings if h.weight is e.weight]
+
+
+def incomplete_layers(model: nn.Module, except_heads: set[int]) -> list[str]:
+    """Names of layers that received fewer elements than they hold, between a layerwise load and its finalisation.
+
+    vLLM itself would fill the rest with whatever is in memory. Counting elements (per shard, after name mapping)
+    needs no list of checkpoint names. No loss: rows that pad the vocabulary, attention layers (they have no weights),
+    and the tied heads in `except_heads` (by id).
+    """
+    incomplete = []
+    for name, layer in model.named_modules():
+        info = get_layerwise_info(layer)
+        if not info.can_load() or id(layer) in except_heads or is_deferred_attention_layer(layer):
+            continue  # complete layers are processed at once and no longer loading
+        expected = sum(p.numel() for p in layer.parameters(recurse=False))
+        if isinstance(layer, VocabParallelEmbedding):
+            padding = layer.num_embeddings_per_partition - layer.shard_indices.num_org_elements
+            expected -= padding * layer.embedding_dim
+        if info.load_numel < expected:
+            incomplete.append(f"{name} ({info.load_numel} of {expected})")
+    return incomplete
+
+
+class ReceiverExtension:
+    """vLLM's `worker_extension_cls`: naming it makes workers import this module, and so know the backends below."""
+
+
+for backend in BACKENDS:
+    WeightTransferEngineFactory.register_engine(backend, FileWeightReceiver)
