@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape
@@ -45,7 +46,8 @@ def read_curve(run: str | Path) -> Curve:
 
     Raises: ValueError when it has no evaluation and no reward yet.
     """
-    accuracy, reward = [], []
+    accuracy: list[tuple[float, float]] = []
+    reward: list[tuple[float, float]] = []
     for row in read_metrics(run):
         minutes = row.get("time/since_start_seconds", math.nan) / 60
         for points, value in ((accuracy, heldout_accuracy(row)), (reward, row.get("reward/mean"))):
@@ -99,7 +101,7 @@ def smoothed(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return result
 
 
-def _axes(last, low, high, place):  # type: ignore[no-untyped-def]
+def _axes(last: float, low: float, high: float, place: Callable[[float, float], tuple[float, float]]) -> Iterator[str]:
     for y in _ticks(low, high, 5):
         (x0, y0), (x1, _) = place(0, y), place(last, y)
         yield f'<line class="grid" x1="{x0}" x2="{x1}" y1="{y0}" y2="{y0}"/>'

@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from eval.curve import write_curve_svg
-from orchestration.metrics import PHASES, definition
+from orchestration.metrics import PHASES, Metric, definition
 from orchestration.run_directory import (
     CONFIG,
     ENVIRONMENT,
@@ -44,8 +44,16 @@ MAX_SAMPLE_CHARACTERS = 6_000_000  # of all samples together
 
 # The order of curves on the page. Charts named nowhere here come last.
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Learning": ("Held-out accuracy", "Reward", "Pass rate", "Held-out reward", "Accuracy by source", "pass@k"),
-    "Responses": ("Response length", "Held-out length", "Truncated and aborted responses", "Groups without signal"),
+    "Learning": (
+        "Held-out accuracy",
+        "Reward",
+        "Reward parts",
+        "Pass rate",
+        "Held-out reward",
+        "Accuracy by source",
+        "pass@k",
+    ),
+    "Responses": ("Response length", "Truncated and aborted", "Groups without signal"),
     "Policy": ("Entropy", "KL divergence", "Clip fraction", "Gradient norm", "Learning rate", "Loss", "Method metrics"),
     "Trust": ("Log-probability gap", "Sync probe", "Staleness", "Reward errors", "Skipped updates"),
     "Speed": ("Tokens per second", "Tokens per step", "Share of other time"),
@@ -83,7 +91,7 @@ def report_data(run: Path) -> dict[str, Any]:
     environment = run / ENVIRONMENT
     rows = read_metrics(run)
     names = list(dict.fromkeys(name for row in rows for name in row if name != "step"))
-    definitions = {name: definition(name) for name in names}
+    definitions = {name: described(name) for name in names}
     drawn = thinned_rows(rows)
     samples, omitted = collect_samples(run)
     if len(drawn) < len(rows):
@@ -111,12 +119,20 @@ def report_data(run: Path) -> dict[str, Any]:
     }
 
 
+def described(name: str) -> Metric:
+    """As `definition`, but a run of another version may hold names that this one does not know."""
+    try:
+        return definition(name)
+    except ValueError:
+        return Metric("", "Logged by another version; this one has no definition of it.", "Without a definition")
+
+
 def phase_seconds(rows: list[dict[str, float]]) -> dict[str, float]:
     """Seconds of the whole run by phase, "start-up" being what came before the first line's step."""
     totals = {
-        phase: sum(v for row in rows if _finite(v := row.get(f"time/{phase}_seconds"))) for phase in (*PHASES, "other")
+        phase: sum(seconds for _, seconds in _logged(rows, f"time/{phase}_seconds")) for phase in (*PHASES, "other")
     }
-    if rows and _finite(rows[0].get("time/since_start_seconds")):
+    if rows and "time/since_start_seconds" in rows[0]:
         first = rows[0].get("time/step_seconds", rows[0].get("time/eval_seconds", 0.0))
         totals = {"start-up": max(0.0, rows[0]["time/since_start_seconds"] - first), **totals}
     return totals
@@ -175,7 +191,7 @@ def warnings(rows: list[dict[str, float]]) -> list[str]:
         ("eval/errors", "held-out responses could not be scored"),
         ("train/skipped_updates", "updates were refused because a number was not finite"),
     ):
-        hit = [(row["step"], row[name]) for row in rows if _finite(row.get(name)) and row[name] > 0]
+        hit = [(step, count) for step, count in _logged(rows, name) if count > 0]
         if hit:
             found.append(f"{sum(count for _, count in hit):.0f} {text}, at {_listed([step for step, _ in hit])}.")
     return found
@@ -212,8 +228,10 @@ def _shown(value: float | None) -> float | str | None:
     return str(value)
 
 
-def _finite(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
+def _logged(rows: list[dict[str, float]], name: str) -> list[tuple[float, float]]:
+    """(step, value) wherever the metric was logged and is finite."""
+    pairs = [(row["step"], row.get(name)) for row in rows]
+    return [(step, value) for step, value in pairs if value is not None and math.isfinite(value)]
 
 
 def _at(config: Any, *keys: str) -> Any:

@@ -195,13 +195,19 @@ def read_samples(run: str | Path, step: int, heldout: bool = False) -> list[dict
 
 
 def read_metrics(run: str | Path) -> list[dict[str, float]]:
-    """The lines of metrics.jsonl, "NaN", "Infinity" and "-Infinity" as floats; empty when there is none yet."""
+    """The lines of metrics.jsonl, "NaN", "Infinity" and "-Infinity" as floats; empty when there is none yet.
+
+    A null is read as if the metric were absent.
+    """
     path = Path(run) / METRICS_FILE
     if not path.exists():
         return []
     complete = path.read_text(encoding="utf-8").split("\n")[:-1]  # what follows the last newline was cut off
     rows = [json.loads(line) for line in complete]
-    return [{name: float(v) if isinstance(v, str) else v for name, v in row.items()} for row in rows]
+    return [
+        {name: float(value) if isinstance(value, str) else value for name, value in row.items() if value is not None}
+        for row in rows
+    ]
 
 
 def checkpoints(run: str | Path) -> list[Path]:

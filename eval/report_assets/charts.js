@@ -38,6 +38,15 @@ function format(value) {
   return value.toExponential(1);
 }
 
+// Tick labels of one axis share their number of decimals.
+function tickLabels(values) {
+  const step = values.length > 1 ? values[1] - values[0] : 1;
+  const largest = Math.max(...values.map(Math.abs));
+  if (largest >= 1e4 || (largest > 0 && largest < 1e-3)) return values.map(format);
+  const decimals = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
+  return values.map((value) => value.toFixed(decimals));
+}
+
 const color = (index) => `var(--c${index % PALETTE})`;
 const isNumber = (value) => typeof value === "number";
 
@@ -71,7 +80,7 @@ function runningMean(points, width) {
 
 // One figure. names: metrics drawn together. xs: horizontal positions, one per logged step.
 function chart(title, names, xs, axis) {
-  const width = 370, height = 190, left = 46, right = 10, top = 8, bottom = 24;
+  const width = 310, height = 168, left = 42, right = 10, top = 8, bottom = 24;
   const unit = data.definitions[names[0]].unit;
   const series = names.map((name, index) => {
     const values = data.metrics[name];
@@ -90,16 +99,9 @@ function chart(title, names, xs, axis) {
   const py = (y) => height - bottom - ((y - low) / (high - low)) * (height - top - bottom);
 
   const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title });
-  for (const y of ticks(low, high, 4)) {
-    picture.append(
-      svg("line", { class: "grid", x1: left, x2: width - right, y1: py(y), y2: py(y) }),
-      svg("text", { x: left - 6, y: py(y) + 4, "text-anchor": "end" }, format(y)),
-    );
-  }
-  for (const x of ticks(first, last, 5)) {
-    if (axis === "step" && !Number.isInteger(x)) continue;
-    picture.append(svg("text", { x: px(x), y: height - 7, "text-anchor": "middle" }, format(x)));
-  }
+  horizontalGrid(picture, low, high, py, left, width - right);
+  const across = ticks(first, last, 5).filter((x) => axis !== "step" || Number.isInteger(x));
+  tickLabels(across).forEach((text, i) => picture.append(svg("text", { x: px(across[i]), y: height - 7, "text-anchor": "middle" }, text)));
   for (const s of series) drawSeries(picture, s, px, py, top);
 
   const caption = el("figcaption", {}, el("span", { class: "title" }, title + " ", el("span", { class: "unit" }, unit && `(${unit})`)));
@@ -110,6 +112,14 @@ function chart(title, names, xs, axis) {
   const figure = el("figure", { "data-chart": title }, caption, picture);
   follow(figure, picture, series, xs, axis, { px, width, height, top, bottom });
   return figure;
+}
+
+function horizontalGrid(picture, low, high, py, left, right) {
+  const levels = ticks(low, high, 5);
+  tickLabels(levels).forEach((text, i) => {
+    const y = py(levels[i]);
+    picture.append(svg("line", { class: "grid", x1: left, x2: right, y1: y, y2: y }), svg("text", { x: left - 6, y: y + 4, "text-anchor": "end" }, text));
+  });
 }
 
 function drawSeries(picture, s, px, py, top) {

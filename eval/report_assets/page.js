@@ -17,7 +17,8 @@ function heading() {
   const running = data.total_steps !== null && (last === undefined || last < data.total_steps);
   const progress = data.total_steps === null ? "" : running ? `step ${last ?? 0} of ${data.total_steps}` : `all ${data.total_steps} steps done`;
   byId("subtitle").textContent = [data.method, data.model, progress, `written ${data.written}`].filter(Boolean).join("  ·  ");
-  byId("footer").textContent = data.omitted.join(" ");
+  byId("omitted").textContent = data.omitted.join(" ");
+  byId("footer").textContent = "Made by python -m eval.report from metrics.jsonl, samples/, config.yaml and environment.json. Hover over a name for its definition.";
   byId("theme").addEventListener("click", () => {
     const root = document.documentElement.style;
     const dark = root.colorScheme ? root.colorScheme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
@@ -131,10 +132,9 @@ function stepBars() {
   const highest = Math.max(...bars.map((bar) => bar.parts.reduce((a, b) => a + b, 0))) || 1;
   const py = (y) => height - bottom - (y / highest) * (height - top - bottom);
   const slot = (width - left) / bars.length;
+  const named = new Set(ticks(data.steps[0], data.steps.at(-1), 8));
   const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "seconds per step" });
-  for (const y of ticks(0, highest, 4)) {
-    picture.append(svg("line", { class: "grid", x1: left, x2: width, y1: py(y), y2: py(y) }), svg("text", { x: left - 6, y: py(y) + 4, "text-anchor": "end" }, format(y)));
-  }
+  horizontalGrid(picture, 0, highest, py, left, width);
   bars.forEach((bar, i) => {
     let base = 0;
     bar.parts.forEach((seconds, p) => {
@@ -144,7 +144,7 @@ function stepBars() {
       picture.append(svg("rect", { x: left + i * slot + (slot - wide) / 2, width: wide, y: py(base + seconds), height: py(base) - py(base + seconds), style: `fill: ${phaseColor(data.phases[p])}` }, svg("title", {}, text)));
       base += seconds;
     });
-    if (i % Math.ceil(bars.length / 8) === 0) picture.append(svg("text", { x: left + (i + 0.5) * slot, y: height - 6, "text-anchor": "middle" }, String(bar.step)));
+    if (per > 1 ? i % 20 === 0 : named.has(bar.step)) picture.append(svg("text", { x: left + (i + 0.5) * slot, y: height - 6, "text-anchor": "middle" }, String(bar.step)));
   });
   const title = el("span", { class: "title" }, "Seconds per step ", el("span", { class: "unit" }, per > 1 ? `(mean of ${per} steps a bar)` : "(s)"));
   return el("figure", { "data-chart": "Seconds per step" }, el("figcaption", { style: "min-height: 0" }, title), picture);
@@ -158,7 +158,7 @@ function numbers() {
     const cells = [values[0], values.at(-1), ...(values.length ? [least, most] : [null, null])];
     return el("tr", {}, el("td", {}, el("code", {}, name)), el("td", {}, unit), ...cells.map((value) => el("td", { class: "number" }, format(value))), el("td", {}, description));
   });
-  byId("table").append(el("details", { open: data.steps.length <= 1 }, el("summary", {}, "every metric with its definition"), el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows))));
+  byId("table").append(el("details", { open: data.steps.length <= 2 }, el("summary", {}, "every metric with its definition"), el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows))));
 }
 
 heading();

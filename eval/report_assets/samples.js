@@ -12,6 +12,8 @@ const LONGEST_LIST = 500;
 const threshold = () => (isNumber(data.pass_threshold) ? data.pass_threshold : 0.5);
 const paid = (record) => (typeof record.reward === "string" ? Number(record.reward) : record.reward);
 
+const fixed = (value) => (isNumber(value) ? value.toFixed(2) : format(value));
+
 const browser = { heldout: false, step: null, filter: "all", order: "as sampled", query: "", selected: null };
 
 function entries(heldout) {
@@ -115,7 +117,7 @@ function drawList() {
 
 function paidLabel(record) {
   if (record.error !== null || record.reward === null) return el("span", { class: "paid bad" }, "error");
-  return el("span", { class: `paid ${FILTERS.passed(record) ? "good" : ""}` }, format(record.reward));
+  return el("span", { class: `paid ${FILTERS.passed(record) ? "good" : ""}` }, fixed(record.reward));
 }
 
 function show(record) {
@@ -132,8 +134,8 @@ function show(record) {
     pane.replaceChildren(el("p", { class: "empty" }, "No response matches."));
     return;
   }
-  const facts = [["reward", format(record.reward)], ...Object.entries(record.parts).map(([name, value]) => [name, format(value)])];
-  if ("advantage" in record) facts.push(["advantage", format(record.advantage)]);
+  const facts = [["reward", fixed(record.reward)], ...Object.entries(record.parts).map(([name, value]) => [name, fixed(value)])];
+  if ("advantage" in record) facts.push(["advantage", fixed(record.advantage)]);
   facts.push(["finish", record.finish_reason || "unknown"], ["tokens", String(record.tokens)], ["prompt tokens", String(record.prompt_tokens)]);
   if (record.versions.length) facts.push(["policy version", [...new Set(record.versions)].join(" to ")]);
   facts.push(["prompt id", record.prompt_id], ["group", `${record.group} / ${record.sample}`]);
