@@ -35,6 +35,7 @@ class Curve:
 
     accuracy: list[tuple[float, float]]
     reward: list[tuple[float, float]]
+    greedy: bool  # the accuracy is of one greedy response per prompt
 
     @property
     def minutes(self) -> float:
@@ -48,14 +49,15 @@ def read_curve(run: str | Path) -> Curve:
     """
     accuracy: list[tuple[float, float]] = []
     reward: list[tuple[float, float]] = []
-    for row in read_metrics(run):
+    rows = read_metrics(run)
+    for row in rows:
         minutes = row.get("time/since_start_seconds", math.nan) / 60
         for points, value in ((accuracy, heldout_accuracy(row)), (reward, row.get("reward/mean"))):
             if value is not None and math.isfinite(value) and math.isfinite(minutes):
                 points.append((minutes, value))
     if not accuracy and not reward:
         raise ValueError(f"{run} has no metrics to draw; give the directory of a run that did a step")
-    return Curve(accuracy, reward)
+    return Curve(accuracy, reward, greedy=any("eval/greedy_accuracy" in row for row in rows))
 
 
 def write_curve_svg(runs: list[Path], path: str | Path) -> Path:
@@ -113,6 +115,7 @@ def _axes(last: float, low: float, high: float, place: Callable[[float, float], 
 
 
 def _legend(curves: list[Curve]) -> list[str]:
+    name = "held-out greedy accuracy" if all(curve.greedy for curve in curves) else "held-out accuracy"
     many = f", {len(curves)} runs" if len(curves) > 1 else ""
     ends = sorted(curve.accuracy[-1][1] for curve in curves if curve.accuracy)
     starts = sorted(curve.accuracy[0][1] for curve in curves if curve.accuracy)
@@ -121,7 +124,7 @@ def _legend(curves: list[Curve]) -> list[str]:
         span = f": {_span(starts)} before, {_span(ends)} after"
     return [
         f'<line class="accuracy" x1="{LEFT}" x2="{LEFT + 22}" y1="20" y2="20" stroke-width="2.6"/>',
-        f'<text class="title" x="{LEFT + 30}" y="25">{escape("held-out accuracy" + many + span)}</text>',
+        f'<text class="title" x="{LEFT + 30}" y="25">{escape(name + many + span)}</text>',
         f'<line class="reward" x1="{LEFT}" x2="{LEFT + 22}" y1="41" y2="41" stroke-width="1.6"/>',
         f'<text x="{LEFT + 30}" y="45">mean training reward, mean of {SMOOTHING_STEPS} steps</text>',
     ]

@@ -14,6 +14,7 @@ import json
 import math
 import re
 import sys
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,13 @@ from typing import Any
 import yaml
 
 from eval.curve import write_curve_svg
-from orchestration.metrics import PHASES, Metric, definition
+from orchestration.metrics import PHASES, Metric, definition, metric_order
 from orchestration.run_directory import (
     CONFIG,
     ENVIRONMENT,
     REPORT,
     read_metrics,
-    read_samples,
+    sample_lines,
     sample_steps,
     write_atomically,
 )
@@ -55,7 +56,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     ),
     "Responses": ("Response length", "Truncated and aborted", "Groups without signal"),
     "Policy": ("Entropy", "KL divergence", "Clip fraction", "Gradient norm", "Learning rate", "Loss", "Method metrics"),
-    "Trust": ("Log-probability gap", "Sync probe", "Staleness", "Reward errors", "Skipped updates"),
+    "Trust": ("Log-probability gap", "Sync probe", "Staleness", "Reward errors"),
     "Speed": ("Tokens per second", "Tokens per step", "Share of other time"),
 }
 
@@ -84,13 +85,30 @@ def write_report(run: str | Path) -> Path:
     return path
 
 
+class LiveReport:
+    """`write_report` for after every step: skips a turn when writing would take more than `share` of the wall-clock."""
+
+    def __init__(self, share: float = 0.01) -> None:
+        self.share = share
+        self.not_before = 0.0
+
+    def __call__(self, run: str | Path) -> Path:
+        started = time.monotonic()
+        if started < self.not_before:
+            return Path(run) / REPORT
+        path = write_report(run)
+        ended = time.monotonic()
+        self.not_before = ended + (ended - started) / self.share
+        return path
+
+
 def report_data(run: Path) -> dict[str, Any]:
     """Everything the page shows, as JSON values."""
     config_text = (run / CONFIG).read_text(encoding="utf-8")
     config = yaml.safe_load(config_text) or {}
     environment = run / ENVIRONMENT
     rows = read_metrics(run)
-    names = list(dict.fromkeys(name for row in rows for name in row if name != "step"))
+    names = sorted({name for row in rows for name in row} - {"step"}, key=metric_order)
     definitions = {name: described(name) for name in names}
     drawn = thinned_rows(rows)
     samples, omitted = collect_samples(run)
@@ -162,14 +180,14 @@ def collect_samples(run: Path) -> tuple[list[dict[str, Any]], list[str]]:
         chosen = full[::-1] + [earlier[i] for i in _spread(len(earlier), THINNED_STEPS)][::-1]
         skipped += len(steps) - len(chosen)
         for step in chosen:
-            records = read_samples(run, step, heldout)
-            shown = [_shortened(record) for record in (records if step in full else records[:THINNED_SAMPLES])]
+            lines = sample_lines(run, step, heldout)
+            shown = [_shortened(json.loads(line)) for line in (lines if step in full else lines[:THINNED_SAMPLES])]
             size = sum(len(record["prompt"]) + len(record["response"]) + 300 for record in shown)
             if size > room:
                 skipped += 1
                 continue
             room -= size
-            kept.append({"step": step, "heldout": heldout, "of": len(records), "records": shown})
+            kept.append({"step": step, "heldout": heldout, "of": len(lines), "records": shown})
     kept.sort(key=lambda entry: (entry["heldout"], entry["step"]))
     omitted = []
     if any(len(entry["records"]) < entry["of"] for entry in kept):
@@ -180,7 +198,7 @@ def collect_samples(run: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def warnings(rows: list[dict[str, float]]) -> list[str]:
-    """What a reader must not miss: numbers that are not finite, scoring errors, refused updates."""
+    """What a reader must not miss: numbers that are not finite, scoring errors."""
     found = []
     for name in dict.fromkeys(name for row in rows for name in row):
         steps = [row["step"] for row in rows if isinstance(row.get(name), float) and not math.isfinite(row[name])]
@@ -189,7 +207,6 @@ def warnings(rows: list[dict[str, float]]) -> list[str]:
     for name, text in (
         ("reward/errors", "responses could not be scored"),
         ("eval/errors", "held-out responses could not be scored"),
-        ("train/skipped_updates", "updates were refused because a number was not finite"),
     ):
         hit = [(step, count) for step, count in _logged(rows, name) if count > 0]
         if hit:

@@ -148,8 +148,8 @@ class Console:
 
 
 def heldout_accuracy(metrics: Mapping[str, float]) -> float | None:
-    """The step's held-out accuracy, when there was an evaluation."""
-    return metrics.get("eval/accuracy", metrics.get("eval/greedy_accuracy"))
+    """The step's held-out accuracy, greedy if it was measured; None without an evaluation."""
+    return metrics.get("eval/greedy_accuracy", metrics.get("eval/accuracy"))
 
 
 def clock(seconds: float) -> str:

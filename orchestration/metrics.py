@@ -28,9 +28,6 @@ class Metric:
 
 METRICS: dict[str, Metric] = {
     "reward/mean": Metric("reward", "Mean reward of the step's scored responses.", "Reward"),
-    "reward/std": Metric(
-        "reward", "Standard deviation of the step's rewards over all scored responses.", "Reward spread"
-    ),
     "reward/pass_rate": Metric(
         "share", "Share of scored responses whose reward is at least reward.pass_threshold.", "Pass rate"
     ),
@@ -101,9 +98,6 @@ METRICS: dict[str, Metric] = {
     "train/empty_updates": Metric(
         "updates", "Updates left out because no response of theirs would have given a gradient.", "Empty updates"
     ),
-    "train/skipped_updates": Metric(
-        "updates", "Updates refused on all ranks because a loss or gradient was not finite.", "Skipped updates"
-    ),
     "train/staleness_mean": Metric(
         "versions", "Mean over trained tokens of policy versions between sampling and training.", "Staleness"
     ),
@@ -126,8 +120,6 @@ METRICS: dict[str, Metric] = {
         "Sync probe",
     ),
     "sync/probe_gap_max": Metric("nats", "Largest |log-probability gap| of a probe token.", "Sync probe"),
-    "sync/bytes": Metric("bytes", "Weights sent to each engine.", "Weights sent"),
-    "sync/version": Metric("version", "Policy version that the engines hold after the step.", "Policy version"),
     "time/step_seconds": Metric("s", "Wall-clock of the whole step.", "Seconds per step"),
     "time/generate_seconds": Metric(
         "s", "From the step's first request until its last response is generated; scoring overlaps.", "Seconds per step"
@@ -159,7 +151,7 @@ METRICS: dict[str, Metric] = {
         "Held-out accuracy",
     ),
     "eval/greedy_accuracy": Metric(
-        "share", "eval/accuracy of one greedy response per held-out prompt.", "Held-out accuracy"
+        "share", "eval/accuracy of one greedy response per held-out prompt.", "Held-out greedy accuracy"
     ),
     "eval/reward": Metric("reward", "Mean reward of the scored held-out responses.", "Reward"),
     "eval/response_tokens": Metric("tokens", "Mean generated tokens per held-out response.", "Response length"),
@@ -193,6 +185,9 @@ PREFIXES: dict[str, Metric] = {
 PHASES = ("generate", "reward", "train", "sync", "eval", "checkpoint")
 
 
+_ORDER = {name: place for place, name in enumerate(METRICS)}
+
+
 def definition(name: str) -> Metric:
     """The definition of a metric name.
 
@@ -207,6 +202,11 @@ def definition(name: str) -> Metric:
         f"metric '{name}' has no definition; add it to METRICS in orchestration/metrics.py, or log it under one of "
         f"the free prefixes {', '.join(sorted(PREFIXES))}"
     )
+
+
+def metric_order(name: str) -> tuple[int, str]:
+    """Sorting key: the order of METRICS, then free names by alphabet."""
+    return (_ORDER.get(name, len(_ORDER)), name)
 
 
 def part_metric(part: str) -> str:

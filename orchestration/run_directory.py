@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestration.environment import describe_environment
-from orchestration.metrics import METRICS, definition
+from orchestration.metrics import definition, metric_order
 from rollouts.records import Trajectory
 
 CONFIG, ENVIRONMENT, METRICS_FILE, REPORT = "config.yaml", "environment.json", "metrics.jsonl", "report.html"
@@ -80,12 +80,10 @@ class RunDirectory:
         """
         for name in values:
             definition(name)
-        ordered = sorted(values, key=_metric_order)
+        ordered = sorted(values, key=metric_order)
         line = json.dumps({"step": step, **{name: _json_number(values[name]) for name in ordered}}, allow_nan=False)
         with open(self.path / METRICS_FILE, "a", encoding="utf-8") as file:
-            file.write(line + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+            file.write(line + "\n")  # on closing it is the kernel's: a killed process loses no line
 
     def write_samples(
         self,
@@ -124,6 +122,8 @@ class RunDirectory:
             yield partial
             (partial / MARKER).write_text(json.dumps({"run_id": self.run_id, "step": step}) + "\n", encoding="utf-8")
             _fsync_tree(partial)
+            if (self.path / METRICS_FILE).exists():
+                _fsync(self.path / METRICS_FILE)  # even after a power cut, no checkpoint is ahead of its metrics
             os.rename(partial, final)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
@@ -190,8 +190,13 @@ def sample_steps(run: str | Path, heldout: bool = False) -> list[int]:
 
 def read_samples(run: str | Path, step: int, heldout: bool = False) -> list[dict[str, Any]]:
     """The records of one samples file, as `sample_record` made them."""
+    return [json.loads(line) for line in sample_lines(run, step, heldout)]
+
+
+def sample_lines(run: str | Path, step: int, heldout: bool = False) -> list[str]:
+    """The records of one samples file, not parsed yet."""
     lines = samples_path(run, step, heldout).read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines if line]
+    return [line for line in lines if line]
 
 
 def read_metrics(run: str | Path) -> list[dict[str, float]]:
@@ -236,11 +241,6 @@ def _content_text(content: str | list[dict[str, Any]]) -> str:
     if isinstance(content, str):
         return content
     return "\n".join(part["text"] if part.get("type") == "text" else f"[{part.get('type')}]" for part in content)
-
-
-def _metric_order(name: str) -> tuple[int, str]:
-    order = list(METRICS)
-    return (order.index(name), "") if name in METRICS else (len(order), name)
 
 
 def _json_number(value: float) -> float | int | str:

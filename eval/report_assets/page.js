@@ -57,12 +57,12 @@ function change(label, name) {
 
 function headline() {
   const mean = (values) => values.reduce((sum, v) => sum + v, 0) / values.length;
-  const accuracy = "eval/accuracy" in data.metrics ? "eval/accuracy" : "eval/greedy_accuracy";
+  const greedy = "eval/greedy_accuracy" in data.metrics;
   const clock = present("time/since_start_seconds").at(-1);
   const stepSeconds = present("time/step_seconds");
   const total = data.phases.reduce((sum, phase) => sum + data.seconds[phase], 0);
   byId("headline").append(...[
-    change("Held-out accuracy", accuracy),
+    greedy ? change("Held-out greedy accuracy", "eval/greedy_accuracy") : change("Held-out accuracy", "eval/accuracy"),
     change("Reward", "reward/mean"),
     clock === undefined ? null : tile("Wall-clock", duration(clock), "start-up" in data.seconds ? `start-up ${duration(data.seconds["start-up"])}` : "", data.definitions["time/since_start_seconds"].description),
     stepSeconds.length ? tile("Step", duration(mean(stepSeconds)), `mean of ${stepSeconds.length}`, data.definitions["time/step_seconds"].description) : null,

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from eval import report
-from eval.report import collect_samples, main, thinned_rows, write_report
+from eval.report import LiveReport, collect_samples, main, thinned_rows, write_report
 from orchestration.metrics import time_metrics
 from orchestration.run_directory import RunDirectory, samples_path
 from rollouts.records import Prompt, Trajectory
@@ -287,7 +287,19 @@ def test_the_command_line(run: RunDirectory, tmp_path: Path, capsys: pytest.Capt
     assert not (tmp_path / "curve.svg").exists()
 
 
-def test_a_run_whose_samples_vanish_is_an_error_not_an_empty_page(tmp_path: Path) -> None:
+def test_the_live_report_takes_a_bounded_share_of_the_time(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", steps=1)
+    live = LiveReport(share=0.01)
+    path = live(run.path)
+    assert path == run.path / "report.html" and path.exists()
+    before = path.stat().st_mtime_ns
+    run.write_metrics(2, {"reward/mean": 0.5})
+    assert live(run.path) == path and path.stat().st_mtime_ns == before, "too soon"
+    live.not_before = 0.0
+    assert live(run.path) == path and path.stat().st_mtime_ns > before
+
+
+def test_a_broken_samples_file_is_an_error_not_an_empty_page(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", steps=1)
     path = samples_path(run.path, 1)
     path.write_text('{"half": ')

@@ -1,5 +1,6 @@
 import math
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -93,3 +94,21 @@ def test_docs_are_not_stale() -> None:
     assert metrics.DOC_PATH.read_text(encoding="utf-8") == metrics.render_docs(), (
         "docs/METRICS.md is stale: run python -m orchestration.metrics"
     )
+
+
+def test_every_metric_is_logged_somewhere_and_every_logged_name_is_defined() -> None:
+    root = metrics.DOC_PATH.parent.parent
+    files = [p for folder in ("orchestration", "rollouts", "eval", "algs") for p in (root / folder).rglob("*.py")]
+    source = "\n".join(p.read_text(encoding="utf-8") for p in files if p.name != "metrics.py")
+    groups = {name.split("/")[0] for name in METRICS}
+    logged = set(re.findall(rf'"((?:{"|".join(sorted(groups))})/[a-z_]+)"', source))
+    assert logged, "the pattern above no longer finds any name"
+    for name in logged:
+        definition(name)
+    derived = {name for name in METRICS if name.startswith(("time/", "method/"))} | {"train/tokens_per_second"}
+    assert set(METRICS) - logged - derived == set()
+    for name in METRICS:
+        if name.startswith("method/"):
+            assert f'"{name.removeprefix("method/")}"' in source, f"no method returns {name}"
+    for phase in PHASES:
+        assert f'"{phase}"' in source, f"the loop has no phase {phase}"
