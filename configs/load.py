@@ -145,7 +145,7 @@ def _override(raw: dict[str, Any], override: str, lines: dict[yaml_text.Location
 def _config_error(path: str, found: Problems, lines: dict[yaml_text.Location, int]) -> ConfigError:
     texts = []
     for location, text in found:
-        line = lines.get(location)
+        line = lines.get(location) if location else None
         origin = "" if line is None else " (line {line})" if line != FROM_COMMAND_LINE else " (from the command line)"
         texts.append(text + origin.format(line=line))
     if len(texts) == 1:

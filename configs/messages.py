@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Iterable
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from configs.yaml_text import Location
 
@@ -67,8 +69,10 @@ def _text(item: dict[str, Any], location: Location, schema: type[BaseModel], raw
     if kind == "extra_forbidden":
         return f"unknown key; {_suggestion(location, schema, raw)}"
     if kind == "missing":
-        field = fields_at(schema, location[:-1], raw).get(str(location[-1]))
-        return f"is missing: {field.description}" if field and field.description else "is missing"
+        about = _about(fields_at(schema, location[:-1], raw).get(str(location[-1])))
+        return f"is missing: {about}" if about else "is missing"
+    if kind == "invalid_key":
+        return "keys are text; put quotes around it"
     if kind in ("value_error", "rule"):
         return item["msg"].removeprefix("Value error, ")
     if kind in ("model_type", "model_attributes_type"):
@@ -87,6 +91,13 @@ def _text(item: dict[str, Any], location: Location, schema: type[BaseModel], raw
         guess = nearest(given, choices)
         hint = f"; did you mean {guess}?" if guess else ""
     return f"{allowed}; given {_shown(given)}{hint}"
+
+
+def _about(field: FieldInfo | None) -> str:
+    """What a key is for: its description, or the first line of its block's."""
+    block = model_of(field.annotation) if field else None
+    about = (field.description if field else None) or (inspect.getdoc(block) if block else None) or ""
+    return about.partition("\n")[0]
 
 
 def _shown(value: Any) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 Location = tuple[str | int, ...]
+UNUSUAL_LINE_ENDS = "\x85\u2028\u2029\ufeff"  # survive in double quotes only
 
 _SCIENTIFIC = re.compile(r"^[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$")
 
@@ -36,7 +37,12 @@ class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        style = '"' if any(mark in text for mark in UNUSUAL_LINE_ENDS) else None
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style)
 
+
+_Dumper.add_representer(str, _Dumper.represent_text)
 for _class in (_Loader, _Dumper):
     _class.add_implicit_resolver("tag:yaml.org,2002:float", _SCIENTIFIC, list("-+.0123456789"))
 
@@ -47,7 +53,11 @@ def parse(text: str, source: str) -> tuple[Any, dict[Location, int]]:
     Raises:
         ValueError: it is no YAML; the message names source, line and column.
     """
-    loader = _Loader(text)
+    try:
+        loader = _Loader(text)
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise ValueError(f"{source}, line {line}: no valid YAML: a character that may not be in it") from error
     try:
         node = loader.get_single_node()
         if node is None:
@@ -61,9 +71,6 @@ def parse(text: str, source: str) -> tuple[Any, dict[Location, int]]:
         mark = error.problem_mark or error.context_mark
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise ValueError(f"{source}{where}: no valid YAML: {_plain(error)}") from error
-    except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        raise ValueError(f"{source}, line {line}: no valid YAML: a character that may not be in it") from error
     except ValueError as error:  # a scalar that looks like a date or number and is none, e.g. 2024-13-45
         raise ValueError(f"{source}: no valid YAML value: {error}; put quotes around it") from error
     finally:

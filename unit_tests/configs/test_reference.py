@@ -1,0 +1,30 @@
+"""docs/CONFIG.md is what the schema and the methods say."""
+
+from __future__ import annotations
+
+from configs import reference
+from configs.algorithm import find, has_advantages, listed
+from configs.messages import dotted_keys
+from configs.schema import EvalConfig, RLConfig
+
+
+def test_the_page_is_not_stale() -> None:
+    assert reference.PAGE.read_text(encoding="utf-8") == reference.page(), "run: python -m configs.reference"
+
+
+def test_every_key_has_a_description_and_a_row() -> None:
+    page = reference.page()
+    for schema in (RLConfig, EvalConfig):
+        for path in dotted_keys(schema):
+            name = path.rpartition(".")[2]
+            if path != "algorithm.params":
+                assert f"| `{name}` |" in page or f"### `{path}`" in page, path
+    described = [line for line in page.splitlines() if line.startswith("| `")]
+    assert described and not [line for line in described if line.endswith("|  |")], "a key without a description"
+
+
+def test_methods_are_listed_without_importing_them() -> None:
+    assert {"grpo", "sft"} <= set(listed())
+    for name, entry in listed().items():
+        assert entry.has_advantages == has_advantages(find(name)), name
+        assert entry.summary, f"{name} has no docstring"
