@@ -78,10 +78,14 @@ def started_actors(config: RLConfig | EvalConfig, run: RunDirectory, method: Pol
         try:
             ray.get(futures + starting)
             yield Actors(trainers, rollouts)
-        finally:
-            rollouts.close()
+        except BaseException:  # an error or Ctrl-C: nobody waits for a step that is under way
+            rollouts.abandon()
             if trainers is not None:
-                trainers.close()
+                trainers.abandon()
+            raise
+        rollouts.close()
+        if trainers is not None:
+            trainers.close()
 
 
 def trainer_settings(config: RLConfig) -> TrainerSettings:

@@ -99,7 +99,8 @@ def _ended(run: Callable[..., None], config: Any, checked: Checked, directory: R
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a", encoding="utf-8") as file:
             traceback.print_exception(error, file=file)
-        print(f"failed: {type(error).__name__}: {_shortened(str(error))}\nthe traceback is in {log}", file=sys.stderr)
+        cause = getattr(error, "cause", error)  # what an actor raised, without the tracebacks on its way here
+        print(f"failed: {type(cause).__name__}: {_shortened(str(cause))}\nthe traceback is in {log}", file=sys.stderr)
         return FAILED
     return 0
 

@@ -87,6 +87,11 @@ class RolloutGroup:
     def close(self) -> None:
         ray.get([actor.close.remote() for actor in self.actors])
 
+    def abandon(self) -> None:
+        """End the actors at once; their engines and scoring processes end with them."""
+        for actor in self.actors:
+            ray.kill(actor)
+
 
 def engine_arguments(config: RLConfig | EvalConfig, device: DeviceSpec, seed: int) -> dict[str, Any]:
     """What VLLMEngine is constructed with, in either kind of job."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,7 @@ class TrainerGroup:
 
     def __init__(self, actors: list[Any]) -> None:
         self.actors = actors
+        self._published: Path | None = None
 
     @classmethod
     def create(
@@ -104,10 +106,19 @@ class TrainerGroup:
 
     def publish(self, version: int) -> dict[str, Any]:
         """Make the current weights available to engines; returns what an engine needs to take them."""
-        return ray.get([actor.publish.remote(version) for actor in self.actors])[0]
+        update = ray.get([actor.publish.remote(version) for actor in self.actors])[0]
+        self._published = Path(update["path"])
+        return update
 
     def save(self, folder: Path) -> None:
         ray.get([actor.save.remote(str(folder)) for actor in self.actors])
 
     def close(self) -> None:
         ray.get([actor.close.remote() for actor in self.actors])
+
+    def abandon(self) -> None:
+        """End the actors at once, and remove the weights that rank 0 left in shared memory or on disk."""
+        for actor in self.actors:
+            ray.kill(actor)
+        if self._published is not None:
+            shutil.rmtree(self._published.parent, ignore_errors=True)

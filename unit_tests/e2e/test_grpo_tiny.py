@@ -1,0 +1,165 @@
+"""The small job through its own command line on the real stack: Ray, two DeepSpeed ranks, one vLLM engine."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from orchestration.run_directory import checkpoints, read_metrics, read_samples, sample_steps
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = 30
+PHASES = ("generate", "reward", "train", "sync", "eval", "checkpoint")
+
+pytestmark = pytest.mark.e2e
+
+
+def command(*arguments, cwd=ROOT, timeout=600):
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout
+    )
+
+
+def run_rl(run, model, *settings):
+    sets = [
+        f"model.path={model}",
+        f"data.sources.0.file={model}/data/train.jsonl",
+        f"data.heldout_sources.0.file={model}/data/heldout.jsonl",
+        *settings,
+    ]
+    flags = [flag for setting in sets for flag in ("--set", setting)]
+    return command("main_rl.py", "--config", "configs/grpo_tiny.yaml", "--run-dir", str(run), *flags)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory):
+    """A model taught by the project's own trainer; kept between sessions, since making it is deterministic."""
+    kept = ROOT / "models" / "tiny-sorter"
+    if not (kept / "config.json").exists():
+        made = command("-m", "data_prep.tiny_sorter_model", "--out", str(kept))
+        assert made.returncode == 0, made.stderr[-3000:]
+    return kept
+
+
+@pytest.fixture(scope="session")
+def finished(tiny_model, tmp_path_factory):
+    """A finished run: two ranks under ZeRO-2, a reference policy, several micro-batches a step."""
+    run = tmp_path_factory.mktemp("runs") / "tiny"
+    process = run_rl(
+        run,
+        tiny_model,
+        f"train.steps={STEPS}",
+        "train.ranks=2",
+        "train.zero_stage=2",
+        "train.max_tokens_per_micro_batch=1500",
+        "algorithm.kl_coef=0.001",
+        "eval.every=15",
+        "checkpoint.every=15",
+    )
+    logs = "\n".join(f"== {p.name}\n{p.read_text()[-2000:]}" for p in (run / "logs").glob("*.log"))
+    assert process.returncode == 0, f"{process.stdout}\n{process.stderr}\n{logs}"
+    return run, process
+
+
+def test_reward_and_heldout_accuracy_rise(finished):
+    run, _ = finished
+    rows = read_metrics(run)
+    assert [row["step"] for row in rows] == list(range(STEPS + 1))
+    rewards = [row["reward/mean"] for row in rows[1:]]
+    assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.2, rewards
+    accuracy = {row["step"]: row["eval/greedy_accuracy"] for row in rows if "eval/greedy_accuracy" in row}
+    assert sorted(accuracy) == [0, 15, STEPS]
+    assert accuracy[STEPS] > accuracy[0] + 0.2, accuracy
+
+
+def test_trainer_and_engine_agree_after_every_sync(finished):
+    rows = read_metrics(finished[0])
+    assert max(row["sync/probe_gap_max"] for row in rows) < 1e-3
+    assert max(row["train/logprob_gap_max"] for row in rows[1:]) < 1e-3
+    assert all(row["train/staleness_max"] == 0 for row in rows[1:])
+    assert all(row["method/ratio"] == 1.0 for row in rows[1:])
+
+
+def test_every_promised_metric_is_there_and_time_adds_up(finished):
+    last = read_metrics(finished[0])[-1]
+    for name in (
+        "reward/exact_match", "reward/pass_rate", "rollout/response_tokens", "rollout/truncated_share",
+        "train/entropy_nats", "method/kl_ref", "method/clip_fraction", "train/gradient_norm", "train/learning_rate",
+        "train/logprob_gap_mean", "train/staleness_mean", "rollout/tokens_per_second", "train/tokens_per_second",
+    ):  # fmt: skip
+        assert name in last
+    parts = sum(last[f"time/{phase}_seconds"] for phase in PHASES) + last["time/other_seconds"]
+    assert parts == pytest.approx(last["time/step_seconds"])
+    assert 0 <= last["time/other_share"] < 0.2
+
+
+def test_the_run_directory_holds_what_it_should(finished):
+    run, process = finished
+    assert yaml.safe_load((run / "config.yaml").read_text())["train"]["ranks"] == 2
+    assert json.loads((run / "environment.json").read_text())["packages"]["torch"]
+    assert sample_steps(run) == list(range(1, STEPS + 1))
+    assert len(read_samples(run, 1)) == 32 * 16
+    assert (run / "report.html").stat().st_size > 10_000
+    assert [p.name for p in checkpoints(run)] == ["step_000015", f"step_{STEPS:06d}"]
+    for name in ("report.html", "samples", "checkpoints"):
+        assert name in process.stdout
+
+
+def test_nothing_is_left_running_or_in_shared_memory(finished):
+    shared = Path("/dev/shm")
+    assert not [p for p in shared.glob("feynrl-weights-*") if p.stat().st_mtime > finished[0].stat().st_ctime]
+
+
+def test_the_checkpoint_loads_in_transformers_and_evaluates_in_vllm(finished, tiny_model, tmp_path):
+    """The evaluation's greedy accuracy of the checkpoint is the one the run logged at its end."""
+    run, _ = finished
+    checkpoint = checkpoints(run)[-1]
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    assert AutoTokenizer.from_pretrained(checkpoint).chat_template
+    assert AutoModelForCausalLM.from_pretrained(checkpoint).num_parameters() > 400_000
+    config = yaml.safe_load((ROOT / "configs" / "grpo_tiny.yaml").read_text())
+    judged = {
+        "model": {**config["model"], "path": str(checkpoint)},
+        "data": {
+            **config["data"],
+            "sources": [{"file": f"{tiny_model}/data/train.jsonl"}],
+            "heldout_sources": [{"file": f"{tiny_model}/data/heldout.jsonl"}],
+        },
+        "reward": config["reward"],
+        "eval": {"samples_per_prompt": 4, "max_new_tokens": 8, "max_prompts": 200},
+    }
+    (tmp_path / "eval.yaml").write_text(yaml.safe_dump(judged))
+    out = tmp_path / "judged"
+    process = command("main_eval.py", "--config", str(tmp_path / "eval.yaml"), "--run-dir", str(out))
+    assert process.returncode == 0, process.stdout + process.stderr
+    result = json.loads((out / "evaluation.json").read_text())
+    logged = read_metrics(run)[-1]["eval/greedy_accuracy"]
+    assert result["greedy_accuracy"]["mean"] == pytest.approx(logged, abs=0.011)
+    assert result["pass_at_4"]["mean"] >= result["pass_at_1"]["mean"]
+    assert len(read_samples(out, 1, heldout=True)) == 4 * result["prompts"]
+
+
+def test_a_run_that_fails_says_why_and_leaves_its_log(tiny_model, tmp_path):
+    """A reward that fails on most responses stops the run with its first error, not with zeros."""
+    (tmp_path / "broken_reward.py").write_text("def score(trajectory):\n    raise RuntimeError('the judge is out')\n")
+    environment = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = str(tmp_path)
+    try:
+        process = run_rl(tmp_path / "run", tiny_model, "reward.parts.0.function=broken_reward:score")
+    finally:
+        if environment is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = environment
+    assert process.returncode == 1
+    assert "the judge is out" in process.stderr
+    assert "Traceback" not in process.stdout
+    assert "Traceback" in (tmp_path / "run" / "logs" / "driver.log").read_text()
+    shutil.rmtree(tmp_path / "run")
