@@ -146,14 +146,18 @@ def described(name: str) -> Metric:
 
 
 def phase_seconds(rows: list[dict[str, float]]) -> dict[str, float]:
-    """Seconds of the whole run by phase, "start-up" being what came before the first line's step."""
-    totals = {
-        phase: sum(seconds for _, seconds in _logged(rows, f"time/{phase}_seconds")) for phase in (*PHASES, "other")
-    }
-    if rows and "time/since_start_seconds" in rows[0]:
-        first = rows[0].get("time/step_seconds", rows[0].get("time/eval_seconds", 0.0))
-        totals = {"start-up": max(0.0, rows[0]["time/since_start_seconds"] - first), **totals}
-    return totals
+    """Seconds of the whole run by phase.
+
+    "start-up" is what came before the first line's step; "other" is all the rest of the wall-clock that no phase
+    claims, between steps as well.
+    """
+    totals = {phase: sum(seconds for _, seconds in _logged(rows, f"time/{phase}_seconds")) for phase in PHASES}
+    clock = [since_start for _, since_start in _logged(rows, "time/since_start_seconds")]
+    if not clock:
+        return {**totals, "other": sum(seconds for _, seconds in _logged(rows, "time/other_seconds"))}
+    first = rows[0].get("time/step_seconds", rows[0].get("time/eval_seconds", 0.0))
+    startup = max(0.0, clock[0] - first)
+    return {"start-up": startup, **totals, "other": max(0.0, clock[-1] - startup - sum(totals.values()))}
 
 
 def thinned_rows(rows: list[dict[str, float]]) -> list[dict[str, float]]:

@@ -59,14 +59,14 @@ function headline() {
   const mean = (values) => values.reduce((sum, v) => sum + v, 0) / values.length;
   const greedy = "eval/greedy_accuracy" in data.metrics;
   const clock = present("time/since_start_seconds").at(-1);
-  const stepSeconds = present("time/step_seconds");
+  const stepSeconds = (data.metrics["time/step_seconds"] ?? []).filter((value, i) => isNumber(value) && data.steps[i] > 0);
   const total = data.phases.reduce((sum, phase) => sum + data.seconds[phase], 0);
   byId("headline").append(...[
     greedy ? change("Held-out greedy accuracy", "eval/greedy_accuracy") : change("Held-out accuracy", "eval/accuracy"),
     change("Reward", "reward/mean"),
     clock === undefined ? null : tile("Wall-clock", duration(clock), "start-up" in data.seconds ? `start-up ${duration(data.seconds["start-up"])}` : "", data.definitions["time/since_start_seconds"].description),
     stepSeconds.length ? tile("Step", duration(mean(stepSeconds)), `mean of ${stepSeconds.length}`, data.definitions["time/step_seconds"].description) : null,
-    total > 0 ? tile("In no named phase", `${((100 * data.seconds.other) / total).toFixed(1)} %`, "of the time after start-up", data.definitions["time/other_share"]?.description) : null,
+    total > 0 ? tile("In no named phase", `${((100 * data.seconds.other) / total).toFixed(1)} %`, "of the time after start-up", "Wall-clock that no phase claims, work between steps included.") : null,
   ].filter(Boolean));
   if (!data.steps.length) byId("headline").append(el("p", { class: "empty" }, "No step is done yet."));
 }

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from eval import report
-from eval.report import LiveReport, collect_samples, main, thinned_rows, write_report
+from eval.report import LiveReport, collect_samples, main, phase_seconds, thinned_rows, write_report
 from orchestration.metrics import time_metrics
 from orchestration.run_directory import RunDirectory, samples_path
 from rollouts.records import Prompt, Trajectory
@@ -122,7 +122,8 @@ def test_the_page_draws_every_curve_without_errors_or_network(run: RunDirectory,
     tiles = opened.texts(".tile")
     assert any("0.250 → 0.750" in tile and "+0.500" in tile for tile in tiles)
     assert any("35 s" in tile and "start-up 10 s" in tile for tile in tiles)
-    assert any("2.5 %" not in tile and "2.4 %" in tile for tile in tiles), "12 x 0.05 s of 25 s"
+    assert any("2.4 %" in tile for tile in tiles), "12 x 0.05 s of 25 s"
+    assert any("2.0 s" in tile and "mean of 12" in tile for tile in tiles)
     assert opened.texts("#phase-table tbody tr")[0].split("\t")[:3] == ["train", "12 s", "34.3 %"]
     assert not opened.page.locator("#warnings").is_visible()
     assert not opened.page.locator("#reload-label").is_visible(), "the run is over"
@@ -274,6 +275,17 @@ def test_thinned_rows_keep_both_ends_and_evaluations() -> None:
     assert len(steps) <= report.MAX_ROWS + 20
     assert steps == sorted(set(steps)) and {0, 9000, 777, 7770} <= set(steps)
     assert np.diff(steps).max() <= 6
+
+
+def test_time_between_steps_is_not_lost() -> None:
+    rows = [
+        {"step": 0, "time/step_seconds": 3.0, "time/eval_seconds": 2.0, "time/since_start_seconds": 13.0},
+        {"step": 1, "time/step_seconds": 4.0, "time/train_seconds": 3.5, "time/since_start_seconds": 20.0},
+    ]
+    seconds = phase_seconds(rows)
+    assert (seconds["start-up"], seconds["eval"], seconds["train"]) == (10.0, 2.0, 3.5)
+    assert seconds["other"] == pytest.approx(20.0 - 10.0 - 5.5), "1 s in step 0, 0.5 s in step 1, 3 s between them"
+    assert sum(seconds.values()) == pytest.approx(20.0)
 
 
 def test_the_command_line(run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
