@@ -1,0 +1,286 @@
+"""The rules of the house, read off the source: who may import whom, how long files are, what they are called.
+
+Each rule is a function from files to complaints; it is first shown something bad, then the repository.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# What each room may import besides itself. `rollouts.records` is a floor of its own: the records everything meets in.
+# data_prep and benchmarks are scripts that stand on everything; nothing stands on them.
+ROOMS = {
+    "records": set(),
+    "algs": set(),
+    "configs": {"algs"},
+    "rewards": {"configs", "records"},
+    "data_feeds": {"configs", "records"},
+    "rollouts": {"configs", "records", "rewards", "data_feeds"},
+    "orchestration": {"algs", "configs", "records", "rewards", "data_feeds", "rollouts"},
+    "eval": {"algs", "configs", "records", "rewards", "data_feeds", "rollouts", "orchestration"},
+    "main": {"configs", "orchestration", "eval"},
+}
+SCRIPTS = {"data_prep", "benchmarks"}
+ALGS_MAY_IMPORT = {"torch", "algs", *sys.stdlib_module_names}
+ATTIC_NAMES = {"common", "helper", "helpers", "misc", "util", "utils"}
+MAX_LINES = 400
+MAX_METHOD_LINES = 80
+CODE_SUFFIXES = {".py", ".sh", ".js", ".css", ".html", ".yaml", ".toml"}
+
+
+def tracked_files() -> dict[str, str]:
+    """Text of every file in the repository (tracked, or new and not ignored), by its path from the root."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
+    )
+    if listed.returncode != 0:
+        pytest.skip(f"not a git checkout: {listed.stderr.strip()}")
+    texts = {}
+    for name in listed.stdout.splitlines():
+        if (ROOT / name).is_file():
+            raw = (ROOT / name).read_bytes()
+            if b"\0" not in raw:
+                texts[name] = raw.decode()
+    return texts
+
+
+@pytest.fixture(scope="module")
+def files() -> dict[str, str]:
+    return tracked_files()
+
+
+def module_of(path: str) -> str:
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def room_of(module: str) -> str:
+    if f"{module}.".startswith("rollouts.records."):
+        return "records"
+    first = module.split(".")[0]
+    return "main" if first.startswith("main_") else first
+
+
+def imports(path: str, source: str) -> list[tuple[ast.stmt, str]]:
+    """Every import statement, wherever it stands, and what it names: `from a import b` names a.b."""
+    found: list[tuple[ast.stmt, str]] = []
+    for node in ast.walk(ast.parse(source, path)):
+        if isinstance(node, ast.Import):
+            found += [(node, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: write the import in full; relative ones hide the room"
+            found += [(node, f"{node.module}.{alias.name}") for alias in node.names]
+    return found
+
+
+def code_of_ours(files: dict[str, str]) -> dict[str, str]:
+    return {p: s for p, s in files.items() if p.endswith(".py") and not p.startswith("unit_tests/")}
+
+
+def floor_complaints(files: dict[str, str]) -> list[str]:
+    """Imports of a higher floor; those inside functions and for types only count as well."""
+    return [
+        f"{path}:{node.lineno}: {room} may not import {name}"
+        for path, source in code_of_ours(files).items()
+        if (room := room_of(module_of(path))) in ROOMS
+        for node, name in imports(path, source)
+        if room_of(name) in (ROOMS.keys() | SCRIPTS) - {room} - ROOMS[room]
+    ]
+
+
+def algs_complaints(files: dict[str, str]) -> list[str]:
+    return [
+        f"{path}:{node.lineno}: algs imports torch and the standard library only, not {name}"
+        for path, source in code_of_ours(files).items()
+        if path.startswith("algs/")
+        for node, name in imports(path, source)
+        if name.split(".")[0] not in ALGS_MAY_IMPORT
+    ]
+
+
+def import_cycles(files: dict[str, str]) -> list[str]:
+    """Cycles between modules among imports that run on loading.
+
+    Not counted, within a room only (floors count everything): imports for types, and imports inside functions, which
+    keep torch out of `--help`.
+    """
+    modules = {module_of(path): (path, source) for path, source in code_of_ours(files).items()}
+    graph = {}
+    for module, (path, source) in modules.items():
+        named = {name for node, name in imports(path, source) if node.col_offset == 0}
+        graph[module] = {m for m in modules if m != module and any(n == m or n.rpartition(".")[0] == m for n in named)}
+    cycles, done = [], set()
+
+    def visit(module: str, trail: list[str]) -> None:
+        if module in trail:
+            cycles.append(" -> ".join([*trail[trail.index(module) :], module]))
+        elif module not in done:
+            for target in sorted(graph[module]):
+                visit(target, [*trail, module])
+            done.add(module)
+
+    for module in sorted(graph):
+        visit(module, [])
+    return cycles
+
+
+def size_complaints(files: dict[str, str]) -> list[str]:
+    complaints = []
+    for path, source in files.items():
+        lines = source.count("\n")
+        if Path(path).suffix in CODE_SUFFIXES and lines > MAX_LINES:
+            complaints.append(f"{path}: {lines} lines, over {MAX_LINES}; split it along what it does")
+        if path.startswith("algs/") and is_method_file(path, source) and lines > MAX_METHOD_LINES:
+            complaints.append(f"{path}: {lines} lines; a method is at most {MAX_METHOD_LINES}")
+    return complaints
+
+
+def is_method_file(path: str, source: str) -> bool:
+    classes = [node for node in ast.walk(ast.parse(source, path)) if isinstance(node, ast.ClassDef)]
+    return any(isinstance(base, ast.Name) and base.id == "PolicyMethod" for node in classes for base in node.bases)
+
+
+def name_complaints(files: dict[str, str]) -> list[str]:
+    return [
+        f"{path}: '{part}' says nothing about what is inside"
+        for path in files
+        for part in Path(path).parts
+        if Path(part).stem in ATTIC_NAMES
+    ]
+
+
+# A path that exists on somebody's machine only. /dev, /proc, /usr and /etc are the same everywhere.
+MACHINE_PATH = re.compile(r"(?<![\w.$}~:/-])/(?:work|root|home|tmp|mnt|opt|farm|Users|scratch)/[\w.-]+")
+
+
+def path_complaints(files: dict[str, str]) -> list[str]:
+    return [
+        f"{path}:{number}: {found.group()} exists on one machine"
+        for path, source in files.items()
+        for number, line in enumerate(source.splitlines(), start=1)
+        if (found := MACHINE_PATH.search(line))
+    ]
+
+
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)[^)]*\)")
+HTML_LINK = re.compile(r'<(?:a|img)\b[^>]*?(?:href|src)="([^"]+)"')
+FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+NAMED_FILE = re.compile(
+    r"`((?:algs|benchmarks|configs|data_feeds|data_prep|docs|eval|orchestration|requirements|rewards|rollouts|unit_tests)"
+    r"/[\w./-]+\.(?:py|yaml|md|in|lock|sh|svg))`"
+)
+
+
+def anchors_of(markdown: str) -> set[str]:
+    """Anchors of a page's headings, the way GitHub makes them."""
+    headings = re.findall(r"^#+ +(.*)$", FENCE.sub("", markdown), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def link_complaints(files: dict[str, str]) -> list[str]:
+    """Links inside the repository that lead nowhere, and files that a page names but that are not there."""
+    complaints = []
+    for path, source in files.items():
+        if not path.endswith(".md"):
+            continue
+        prose = FENCE.sub("", source)
+        for target in LINK.findall(prose) + HTML_LINK.findall(prose):
+            if re.match(r"[a-z]+:", target):
+                continue
+            name, _, anchor = target.partition("#")
+            resolved = (ROOT / path).parent.joinpath(name).resolve() if name else ROOT / path
+            here = str(resolved.relative_to(ROOT)) if resolved.is_relative_to(ROOT) else str(resolved)
+            if here not in files and not resolved.exists():
+                complaints.append(f"{path}: the link {target} leads nowhere")
+            elif anchor and here in files and anchor not in anchors_of(files[here]):
+                complaints.append(f"{path}: {here} has no heading #{anchor}")
+        for name in NAMED_FILE.findall(prose):
+            if name not in files and "my_" not in name:
+                complaints.append(f"{path}: names {name}, which does not exist")
+    return complaints
+
+
+BAD_HOUSE = [
+    (floor_complaints, {"rewards/a.py": "import orchestration.loop"}, "rewards may not import orchestration.loop"),
+    (floor_complaints, {"configs/a.py": "from rollouts.records import Prompt"}, "configs may not import rollouts"),
+    (floor_complaints, {"data_feeds/a.py": "from rollouts import engine"}, "data_feeds may not import rollouts.engine"),
+    (floor_complaints, {"orchestration/a.py": "def f():\n    import eval.report"}, "may not import eval.report"),
+    (floor_complaints, {"eval/a.py": "from data_prep import smollm2"}, "may not import data_prep"),
+    (floor_complaints, {"rollouts/records.py": "from rewards import find"}, "records may not import rewards"),
+    (algs_complaints, {"algs/a.py": "import numpy as np"}, "not numpy"),
+    (algs_complaints, {"algs/a.py": "from rollouts.records import Prompt"}, "not rollouts.records"),
+    (import_cycles, {"eval/a.py": "import eval.b", "eval/b.py": "from eval import a"}, "eval.a -> eval.b -> eval.a"),
+    (
+        import_cycles,
+        {"eval/a.py": "import eval.b", "eval/b.py": "import eval.c", "eval/c.py": "import eval.a"},
+        "eval.c",
+    ),
+    (size_complaints, {"eval/a.py": "x = 1\n" * 401}, "401 lines"),
+    (size_complaints, {"algs/a.py": "class A(PolicyMethod):\n    x = 1\n" + "#\n" * 79}, "81 lines"),
+    (name_complaints, {"eval/utils.py": ""}, "utils.py"),
+    (name_complaints, {"misc/a.py": ""}, "misc"),
+    (path_complaints, {"a.yaml": "path: " + "/" + "home/ann/model"}, "a.yaml:1"),
+    (link_complaints, {"docs/A.md": "[x](B.md)"}, "B.md leads nowhere"),
+    (link_complaints, {"docs/A.md": "# One\n[x](#two)"}, "no heading #two"),
+    (link_complaints, {"docs/A.md": "see `algs/nothing.py`"}, "names algs/nothing.py"),
+]
+
+
+@pytest.mark.parametrize(("rule", "house", "complaint"), BAD_HOUSE)
+def test_rule_sees_what_it_is_for(rule, house, complaint) -> None:
+    found = rule(house)
+    assert len(found) >= 1
+    assert complaint in found[0]
+
+
+GOOD_HOUSE = {
+    "algs/a.py": "import math\nimport torch\nfrom algs.method import PolicyMethod",
+    "rewards/a.py": "from rollouts.records import Prompt\nfrom configs import schema\nimport re",
+    "rollouts/b.py": "from rollouts import records\nfrom data_feeds import chat",
+    "main_x.py": "from orchestration import loop",
+    "benchmarks/a.py": "import orchestration.loop",
+    "docs/A.md": "# One two\n[x](#one-two) [web](https://example.org) `rewards/a.py`\n```\n[no](link.md)\n```",
+    "a.txt": "https://example.org/tmp/x and runs/tmp/x and /dev/shm and $HOME/tmp/x",
+}
+RULES = [
+    floor_complaints,
+    algs_complaints,
+    import_cycles,
+    size_complaints,
+    name_complaints,
+    path_complaints,
+    link_complaints,
+]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rule_lets_good_houses_be(rule) -> None:
+    assert rule(GOOD_HOUSE) == []
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_repository_keeps_the_rule(rule, files) -> None:
+    complaints = rule(files)
+    assert not complaints, "\n" + "\n".join(complaints)
+
+
+def test_test_file_names_are_unique(files) -> None:
+    """Without __init__.py two test files of one name would be one module to pytest's other import modes."""
+    names = [
+        Path(path).name for path in files if path.startswith("unit_tests/") and Path(path).name.startswith("test_")
+    ]
+    assert sorted(names) == sorted(set(names))
+
+
+def test_lock_files_name_no_registry(files) -> None:
+    locks = {path: text for path, text in files.items() if path.endswith(".lock")}
+    assert len(locks) >= 3
+    named = [path for path, text in locks.items() if re.search(r"://|index-url|find-links", text)]
+    assert named == []
