@@ -14,10 +14,13 @@ if TYPE_CHECKING:
 
 
 def run(config: RLConfig, checked: Checked, directory: RunDirectory) -> None:
-    from eval.report import write_report  # late: --help, --dry-run and bad input need no Ray
+    from eval.report import LiveReport, write_report  # late: --help, --dry-run and bad input need no Ray
     from orchestration.loop import run_rl
 
-    run_rl(config, checked.prompts, directory, write_report)
+    try:
+        run_rl(config, checked.prompts, directory, LiveReport())
+    finally:
+        write_report(directory.path)  # also of a run that failed or was interrupted
 
 
 if __name__ == "__main__":

@@ -53,7 +53,6 @@ def teach(untrained: Path, out: Path, seed: int, steps: int = STEPS) -> float:
         if (step + 1) % 50 == 0:
             print(f"supervised step {step + 1}/{steps}  loss {loss:.3f}", flush=True)
     trainer.save(out)
-    tokenizer.save_pretrained(out)
     return loss
 
 

@@ -58,7 +58,7 @@ def run_eval(config: EvalConfig, prompts: PromptSets, run: RunDirectory, write_r
             estimates = [pass_at_k(config.eval.samples_per_prompt, int(c), k) for c in correct]
             rows[f"pass_at_{k}"] = mean_with_interval(estimates)
             tally.add_values(f"eval/pass_at_{k}", estimates)
-        run.write_metrics(0, {**tally.means(), **clock.metrics()})
+        run.write_metrics(0, {**tally.means(), **clock.lap()})
         write_result(config, run, rows, len(chosen))
         report = write_report(run.path)
     console.summary(

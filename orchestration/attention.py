@@ -20,6 +20,9 @@ from data_feeds.packing import Segment
 from orchestration.devices import BUCKETS, FLEX
 
 BLOCK = 128  # flex_attention's block size
+# Up to so many keys, two plain matrix products are faster on CPU than its fused kernel (forward and backward together:
+# five times in bfloat16 at 60 keys, even at 256), and the scores they keep are small beside the layer's other activations.
+SHORT_KEYS = 192
 
 
 class Bucket:
@@ -161,18 +164,28 @@ def bucket_attention(
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, heads, d]
     outputs = []
     for bucket, mask in zip(packed.buckets, packed.masks(sliding_window), strict=True):
-        rows = len(bucket.segments)
-        out = scaled_dot_product_attention(
-            q[bucket.q_index].unflatten(0, (rows, -1)).transpose(1, 2),
-            k[bucket.k_index].unflatten(0, (rows, -1)).transpose(1, 2),
-            v[bucket.k_index].unflatten(0, (rows, -1)).transpose(1, 2),
-            attn_mask=mask,
-            dropout_p=dropout,
-            scale=scaling,
-            enable_gqa=q.shape[1] != k.shape[1],
-        )
+        shape = (len(bucket.segments), -1)
+        own_q = q.index_select(0, bucket.q_index).unflatten(0, shape).transpose(1, 2)  # [b, heads, Lq, d]
+        own_k = k.index_select(0, bucket.k_index).unflatten(0, shape).transpose(1, 2)  # [b, kv_heads, Lk, d]
+        own_v = v.index_select(0, bucket.k_index).unflatten(0, shape).transpose(1, 2)
+        if mask.shape[-1] <= SHORT_KEYS and not dropout:
+            out = _short_attention(own_q, own_k, own_v, mask, scaling)
+        else:
+            out = scaled_dot_product_attention(
+                own_q, own_k, own_v, mask, dropout, scale=scaling, enable_gqa=q.shape[1] != k.shape[1]
+            )
         outputs.append(out.transpose(1, 2).flatten(0, 1))  # [b * Lq, heads, d]
-    return torch.cat(outputs)[packed.order][None], None
+    return torch.cat(outputs).index_select(0, packed.order)[None], None
+
+
+def _short_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float | None) -> Tensor:
+    """scaled_dot_product_attention with kept scores, for short rows. Shapes as there; scores and softmax in float32."""
+    rows, heads, queries, size = q.shape
+    flat = (rows * k.shape[1], -1, size)  # the query heads that share a key head are rows of one matrix
+    scores = torch.bmm(q.reshape(flat), k.reshape(flat).transpose(1, 2)).view(rows, heads, queries, -1)
+    hidden = torch.zeros(mask.shape, dtype=torch.float32, device=q.device).masked_fill_(~mask, -torch.inf)
+    weights = torch.add(hidden, scores, alpha=size**-0.5 if scaling is None else scaling).softmax(-1).to(v.dtype)
+    return torch.bmm(weights.view(flat[0], -1, k.shape[2]), v.reshape(flat)).view(rows, heads, queries, -1)
 
 
 def _block_mask(segments: Sequence[Segment], positions: np.ndarray, window: int | None, device: torch.device) -> Any:

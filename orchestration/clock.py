@@ -12,14 +12,13 @@ from orchestration.metrics import time_metrics
 
 
 class StepClock:
-    """Seconds per phase since `restart`; what no phase claims is the driver's own."""
+    """Seconds per phase since the last lap; what no phase claims is the driver's own."""
 
     def __init__(self) -> None:
         self.program_started = psutil.Process().create_time()  # Unix seconds: start-up and imports count
-        self.restart()
+        self._restart()
 
-    def restart(self) -> None:
-        """Begin a step."""
+    def _restart(self) -> None:
         self.started = time.monotonic()
         self.phases: dict[str, float] = {}
 
@@ -37,6 +36,8 @@ class StepClock:
         self.phases[source] -= seconds
         self.phases[target] = self.phases.get(target, 0.0) + seconds
 
-    def metrics(self) -> dict[str, float]:
-        """The time/* metrics of the step so far."""
-        return time_metrics(time.monotonic() - self.started, self.phases, time.time() - self.program_started)
+    def lap(self) -> dict[str, float]:
+        """The time/* metrics since the last lap. The next step begins here: writing this one down belongs to it."""
+        metrics = time_metrics(time.monotonic() - self.started, self.phases, time.time() - self.program_started)
+        self._restart()
+        return metrics

@@ -72,15 +72,13 @@ class _ChunkedHead(torch.autograd.Function):
         for c, begin in enumerate(range(0, count, chunk)):
             own = slice(begin, min(begin + chunk, count))
             z = _logits(hidden[own].to(compute), matrix, bias, softcap)[0].div_(temperature)
+            logp = torch.log_softmax(z, dim=1)
+            log_sums[own] = z[:, 0] - logp[:, 0]
             picked = order[bounds[c] : bounds[c + 1]]
-            logits = z[rows[picked] - begin, targets[picked]]
-            log_sum = torch.logsumexp(z, dim=1)
-            p = torch.softmax(z, dim=1)
-            # entropy = log sum - E[z]; as a batched dot product it needs no further [chunk, V] tensor
-            expected = torch.bmm(p[:, None], z[:, :, None])[:, 0, 0]
-            logprobs[picked] = logits - log_sum[rows[picked] - begin]
-            log_sums[own] = log_sum
-            entropy[own] = log_sum - expected
+            logprobs[picked] = logp[rows[picked] - begin, targets[picked]]
+            p = torch.exp(logp, out=z)
+            # -E[log p]; as a batched dot product it needs no further [chunk, V] tensor
+            entropy[own] = -torch.bmm(p[:, None], logp[:, :, None])[:, 0, 0]
         ctx.save_for_backward(hidden, weight, bias, targets, rows, order, log_sums, entropy)
         ctx.settings = (temperature, softcap, compute, chunk, bounds)
         ctx.set_materialize_grads(False)

@@ -18,7 +18,7 @@ from orchestration.evaluation import evaluation_tally
 from orchestration.logs import captured_output
 from orchestration.metrics import Tally
 from orchestration.rollout_actor import refuse_failed_rewards, rollout_tally
-from orchestration.run_directory import RunDirectory
+from orchestration.run_directory import RunDirectory, checkpoints
 from orchestration.sync import prove, synchronise
 from orchestration.update import prepare_updates
 from rollouts.records import Group
@@ -42,6 +42,15 @@ def run_rl(config: RLConfig, prompts: PromptSets, run: RunDirectory, write_repor
         job = RLJob(config, method, prompts, run, actors, console, write_report)
         for step in range(steps + 1):  # step 0 only proves and evaluates the weights it starts from
             job.step(step)
+        console.summary(
+            "done",
+            {
+                **job.outcome(),
+                "report": run.report_path,
+                "samples": run.path / "samples",
+                "checkpoint": checkpoints(run.path)[-1],
+            },
+        )
 
 
 class RLJob:
@@ -60,10 +69,10 @@ class RLJob:
         self.probes = prompts.train[: config.sync.probe_prompts]
         self.version = 0  # policy versions pushed to the engines
         self.clock = StepClock()
+        self.accuracies: list[float] = []  # held-out, in order
 
     def step(self, step: int) -> None:
         """One turn of the loop, one line of metrics."""
-        self.clock.restart()
         tally = Tally()
         if step == 0:
             with self._phase("sync"):
@@ -116,14 +125,20 @@ class RLJob:
         self.run.prune_checkpoints(self.config.checkpoint.keep)
 
     def _record(self, step: int, tally: Tally) -> None:
-        metrics = {**tally.means(), **self.clock.metrics()}
+        metrics = {**tally.means(), **self.clock.lap()}
         for phase, tokens in (("generate", "rollout/tokens"), ("train", "train/tokens")):
             seconds = metrics[f"time/{phase}_seconds"]
             if tokens in metrics and seconds > 0:
                 metrics[f"{tokens}_per_second"] = metrics[tokens] / seconds
+        if "eval/accuracy" in metrics:
+            self.accuracies.append(metrics["eval/accuracy"])
         self.run.write_metrics(step, metrics)
         self.console.step(step, metrics)
         self.write_report(self.run.path)
+
+    def outcome(self) -> dict[str, str]:
+        """What to say at the end."""
+        return {"held-out accuracy": f"{self.accuracies[0]:.3f} before, {self.accuracies[-1]:.3f} after"}
 
     def _due(self, step: int, every: int) -> bool:
         return step == self.config.train.steps or (every > 0 and step % every == 0)

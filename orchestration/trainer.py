@@ -19,6 +19,7 @@ from torch import Tensor
 
 from algs.method import PolicyMethod, PolicyTokens
 from configs.schema import Model, Train
+from data_feeds.chat import load_tokenizer
 from data_feeds.packing import MicroBatch
 from orchestration.devices import DeviceSpec
 from orchestration.forward import PolicyModel, PreparedBatch, load_policy, to_device
@@ -190,13 +191,14 @@ class Trainer:
                 yield name, parameter.detach()
 
     def save(self, folder: Path) -> None:
-        """Write the policy in Hugging Face format (rank 0 writes; a collective)."""
+        """Write the policy and its tokenizer in Hugging Face format (rank 0 writes; a collective)."""
         state = {}
         for name, tensor in self.weights():
             if self.rank == 0:
                 state[name] = tensor.cpu().clone()
         if self.rank == 0:
             self.policy.hf_model.save_pretrained(folder, state_dict=state)
+            load_tokenizer(self.settings.model.path, self.settings.model.trust_remote_code).save_pretrained(folder)
 
 
 class StepSums:

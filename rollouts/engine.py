@@ -64,7 +64,7 @@ class VLLMEngine:
 
         Raises ValueError: an argument vLLM does not know.
         """
-        self._arguments: dict[str, Any] = {
+        self.arguments: dict[str, Any] = {
             "model": model_path,
             "dtype": dtype,
             "tensor_parallel_size": tensor_parallel_size,
@@ -78,12 +78,12 @@ class VLLMEngine:
             "weight_transfer_config": {"backend": sync_method},
             "disable_log_stats": True,
         }
-        self._environment: dict[str, str] = {}
+        self.environment: dict[str, str] = {}
         if device == "cpu":
-            self._arguments |= {"enforce_eager": True, "kv_cache_memory_bytes": GIB, "block_size": 32}
-            self._environment = cpu_environment(threads)
-        self._arguments |= engine or {}
-        check_arguments(self._arguments)
+            self.arguments |= {"enforce_eager": True, "kv_cache_memory_bytes": GIB, "block_size": 32}
+            self.environment = cpu_environment(threads)
+        self.arguments |= engine or {}
+        check_arguments(self.arguments)
         self._llm: Any = None
         self._version = 0
         self._unusable: str | None = None
@@ -93,7 +93,7 @@ class VLLMEngine:
 
     async def start(self) -> None:
         """Load the model and start vLLM's processes (10 to 30 s)."""
-        self._llm = await asyncio.to_thread(start_vllm, self._arguments, self._environment)
+        self._llm = await asyncio.to_thread(start_vllm, self.arguments, self.environment)
 
     async def generate(
         self, prompt_ids: Sequence[int] | IntArray, sampling: Sampling, step: int, prompt_id: str, sample: int
@@ -185,7 +185,7 @@ class VLLMEngine:
     async def shutdown(self) -> None:
         """End vLLM's processes."""
         llm, self._llm = self._llm, None
-        await asyncio.to_thread(llm.shutdown)
+        llm.shutdown()
 
 
 def start_vllm(arguments: dict[str, Any], environment: dict[str, str]) -> Any:
