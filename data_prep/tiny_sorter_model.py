@@ -28,7 +28,8 @@ def teach(untrained: Path, out: Path, seed: int, steps: int = STEPS) -> float:
     from data_feeds.chat import load_tokenizer
     from data_feeds.packing import pack
     from orchestration.devices import resolve
-    from orchestration.trainer import Trainer, TrainerSettings
+    from orchestration.trainer import Trainer
+    from orchestration.trainer_settings import TrainerSettings
 
     train = Train(steps=steps, learning_rate=LEARNING_RATE, schedule="cosine", warmup_steps=10, zero_stage=0)
     model = Model(path=str(untrained), dtype="float32", device="cpu")

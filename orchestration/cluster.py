@@ -19,8 +19,8 @@ from configs.schema import EvalConfig, RLConfig
 from orchestration.devices import DeviceSpec, resolve
 from orchestration.rollout_actor import RolloutGroup
 from orchestration.run_directory import RunDirectory
-from orchestration.trainer import TrainerSettings
 from orchestration.trainer_actor import TrainerGroup
+from orchestration.trainer_settings import TrainerSettings
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from configs.schema import EvalConfig, Model, Reward, RLConfig
+from configs.schema import EvalConfig, Model, Reward, RLConfig, Rollout
 from orchestration.devices import DeviceSpec
 from orchestration.logs import redirect_output_to
 from orchestration.metrics import Tally
@@ -95,6 +95,7 @@ class RolloutGroup:
 
 def engine_arguments(config: RLConfig | EvalConfig, device: DeviceSpec, seed: int) -> dict[str, Any]:
     """What VLLMEngine is constructed with, in either kind of job."""
+    block: Rollout | EvalConfig
     if isinstance(config, RLConfig):
         block, sync_method = config.rollout, config.sync.method
         new_tokens = max(config.rollout.max_new_tokens, config.eval.max_new_tokens or 0)

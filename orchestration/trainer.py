@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,64 +17,17 @@ import torch
 from torch import Tensor
 
 from algs.method import PolicyMethod, PolicyTokens
-from configs.schema import Model, Train
+from configs.schema import Train
 from data_feeds.chat import load_tokenizer
 from data_feeds.packing import MicroBatch
 from orchestration.devices import DeviceSpec
 from orchestration.forward import PolicyModel, PreparedBatch, load_policy, to_device
 from orchestration.metrics import Tally
+from orchestration.trainer_settings import TrainerSettings, deepspeed_config, learning_rate_at
 
 
 class NonFiniteError(RuntimeError):
     """A loss or gradient was Inf or NaN; the same on every rank."""
-
-
-@dataclass(frozen=True)
-class TrainerSettings:
-    """What a trainer rank needs to know, beyond the method."""
-
-    model: Model
-    train: Train
-    temperature: float  # the sampling temperature, of the rollouts that are trained on
-    seed: int
-    total_updates: int  # optimizer steps of the whole run, for the learning-rate schedule
-
-
-def learning_rate_at(update: int, train: Train, total_updates: int) -> float:
-    """Learning rate of optimizer step `update` (from 0). Warm-up starts above zero; cosine and linear end at the minimum."""
-    if update < train.warmup_steps:
-        return train.learning_rate * (update + 1) / train.warmup_steps
-    span = max(total_updates - train.warmup_steps - 1, 1)
-    progress = min((update - train.warmup_steps) / span, 1.0)
-    decay = {"constant": 1.0, "linear": 1 - progress, "cosine": 0.5 * (1 + math.cos(math.pi * progress))}[
-        train.schedule
-    ]
-    return train.min_learning_rate + (train.learning_rate - train.min_learning_rate) * decay
-
-
-def deepspeed_config(model: Model, train: Train, ranks: int) -> dict[str, Any]:
-    """DeepSpeed's configuration: numbers everywhere, since outside the Hugging Face integration it drops "auto" values."""
-    config: dict[str, Any] = {
-        "train_batch_size": ranks,
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,  # the boundary is set by hand: steps have as many micro-batches as they need
-        "gradient_clipping": train.max_grad_norm,
-        "zero_optimization": {
-            "stage": train.zero_stage,
-            "reduce_bucket_size": 50_000_000,
-            "allgather_bucket_size": 50_000_000,
-            "stage3_prefetch_bucket_size": 50_000_000,
-            "stage3_param_persistence_threshold": 100_000,
-        },
-        "bf16": {"enabled": model.dtype == "bfloat16"},
-        "zero_allow_untested_optimizer": True,  # torch's fused AdamW; tested here at every stage
-        "steps_per_print": 10**9,
-    }
-    if model.dtype == "bfloat16" and train.zero_stage > 0:
-        config["data_types"] = {"grad_accum_dtype": "fp32"}
-    for key, value in train.deepspeed.items():
-        config[key] = {**config[key], **value} if isinstance(config.get(key), dict) else value
-    return config
 
 
 class Trainer:
@@ -197,7 +149,8 @@ class Trainer:
             if self.rank == 0:
                 state[name] = tensor.cpu().clone()
         if self.rank == 0:
-            self.policy.hf_model.save_pretrained(folder, state_dict=state)
+            hf_model: Any = self.policy.hf_model
+            hf_model.save_pretrained(folder, state_dict=state)
             load_tokenizer(self.settings.model.path, self.settings.model.trust_remote_code).save_pretrained(folder)
 
 

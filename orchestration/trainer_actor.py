@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import ray
@@ -16,8 +16,11 @@ from orchestration.devices import DeviceSpec, environment_for_trainer
 from orchestration.logs import redirect_output_to
 from orchestration.metrics import Tally
 from orchestration.run_directory import RunDirectory
-from orchestration.trainer import Trainer, TrainerSettings
+from orchestration.trainer_settings import TrainerSettings
 from orchestration.weight_sync import WeightPublisher
+
+
+SyncMethod = Literal["direct", "disk"]
 
 
 class TrainerActor:
@@ -36,12 +39,14 @@ class TrainerActor:
 
     def start(
         self, rank: int, ranks: int, address: tuple[str, int], settings: TrainerSettings, method: PolicyMethod,
-        device: DeviceSpec, sync_method: str, sync_folder: str,
+        device: DeviceSpec, sync_method: SyncMethod, sync_folder: str,
     ) -> None:  # fmt: skip
         """Join the other ranks, load the model, wrap it in DeepSpeed."""
         os.environ.update(
             RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK="0", MASTER_ADDR=address[0], MASTER_PORT=str(address[1])
         )  # Ray shows an actor only its own GPUs, so the local rank is always 0
+        from orchestration.trainer import Trainer  # DeepSpeed is imported in actors only
+
         self.trainer = Trainer(settings, method, device)
         self.publisher = WeightPublisher(sync_method, Path(sync_folder)) if rank == 0 else None
 
@@ -76,7 +81,7 @@ class TrainerGroup:
 
     @classmethod
     def create(
-        cls, settings: TrainerSettings, method: PolicyMethod, device: DeviceSpec, sync_method: str, sync_folder: Path,
+        cls, settings: TrainerSettings, method: PolicyMethod, device: DeviceSpec, sync_method: SyncMethod, sync_folder: Path,
         run: RunDirectory, options: list[dict[str, Any]], threads: int,
     ) -> tuple[TrainerGroup, list[Any]]:  # fmt: skip
         """Create one actor per entry of `options` (Ray actor options); returns the group and the start-up futures."""

@@ -107,7 +107,7 @@ class RolloutWorker:
             )
             seconds += made.seconds
             text = self.tokenizer.decode(made.token_ids, skip_special_tokens=True)
-            answer = environment.step(text, made.token_ids)
+            answer = environment.step(text, made.token_ids.tolist())
             turns.append(_Turn(made, text, [] if answer.done else list(answer.token_ids or ())))
             if answer.done or made.finish_reason != "stop":
                 break
