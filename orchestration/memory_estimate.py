@@ -104,4 +104,6 @@ def machine_memory() -> int:
 
 def shown(size: int) -> str:
     """Bytes as people read them."""
-    return f"{size / GIB:.2f} GiB" if size >= 0.1 * GIB else f"{size / 1024**2:.1f} MiB"
+    if size >= 0.1 * GIB:
+        return f"{size / GIB:.2f} GiB"
+    return f"{size / 1024**2:.1f} MiB" if size >= 2**20 else f"{size / 1024:.1f} KiB"

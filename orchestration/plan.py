@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable
 
 from rich.console import Console, Group
@@ -19,7 +20,8 @@ Row = tuple[str, str]
 
 def print_plan(config: RLConfig | EvalConfig, checked: Checked, console: Console | None = None) -> None:
     """Print the resolved plan of a checked job. Writes no file."""
-    console = console or Console(highlight=False, soft_wrap=False)
+    if console is None:
+        console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
     sections = [
         ("model", model_rows(config, checked)),
         ("devices", device_rows(config, checked)),

@@ -66,7 +66,8 @@ def preflight(config: RLConfig | EvalConfig) -> Checked:
         attempt(check_model_fits, config, model)
         prompts = attempt(load_data, config)
         memory = estimate(config, model, needs_reference(config), device.device if device else "cpu")
-        attempt(check_room, config, memory)
+        attempt(check_shared_memory, config, memory)
+        attempt(check_disk, config, memory)
     if problems:
         raise ConfigError(problems[0] if len(problems) == 1 else "\n  ".join([f"{len(problems)} problems", *problems]))
     assert device is not None and model is not None and prompts is not None and memory is not None
@@ -186,20 +187,24 @@ def needs_reference(config: RLConfig | EvalConfig) -> bool:
     return isinstance(config, RLConfig) and "ref_logprobs" in method_for(config).needs()
 
 
-def check_room(config: RLConfig | EvalConfig, memory: MemoryEstimate) -> None:
-    """Raises ValueError when shared memory or the disk has no room for what is sure to be written."""
-    if not isinstance(config, RLConfig):
+def check_shared_memory(config: RLConfig | EvalConfig, memory: MemoryEstimate) -> None:
+    """Raises ValueError when sync.method direct has no room for one version of the weights."""
+    if not isinstance(config, RLConfig) or config.sync.method != "direct":
         return
-    on_disk = memory.checkpoints
-    if config.sync.method == "disk":
-        on_disk += memory.sync
-    elif not SHARED_MEMORY.is_dir():
+    if not SHARED_MEMORY.is_dir():
         raise ValueError(f"sync.method: direct needs {SHARED_MEMORY}, which this machine lacks; use sync.method: disk")
-    elif (free := shutil.disk_usage(SHARED_MEMORY).free) < memory.sync:
+    if (free := shutil.disk_usage(SHARED_MEMORY).free) < memory.sync:
         raise ValueError(
             f"sync.method: direct needs {shown(memory.sync)} of {SHARED_MEMORY} for the weights, {shown(free)} are free; "
             "give the container more (docker run --shm-size), or use sync.method: disk"
         )
+
+
+def check_disk(config: RLConfig | EvalConfig, memory: MemoryEstimate) -> None:
+    """Raises ValueError when the run directory's disk has no room for what is sure to be written."""
+    if not isinstance(config, RLConfig):
+        return
+    on_disk = memory.checkpoints + (memory.sync if config.sync.method == "disk" else 0)
     parent = existing_parent(run_directory(config))
     if (free := shutil.disk_usage(parent).free) < on_disk:
         raise ValueError(

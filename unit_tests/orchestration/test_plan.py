@@ -1,0 +1,63 @@
+"""The plan's arithmetic is the configuration's."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from configs.load import load
+from configs.schema import EvalConfig, RLConfig
+from data_feeds.prompts import PromptSets
+from orchestration.devices import DeviceSpec
+from orchestration.memory_estimate import estimate
+from orchestration.model_files import ModelFacts
+from orchestration.plan import print_plan
+from orchestration.preflight import Checked
+from rollouts.records import Prompt
+
+MODEL = ModelFacts("m", "LlamaForCausalLM", 135_000_000, 30, 576, 1536, 9, 3, 64, 49152, 8192)
+
+
+def described(config: RLConfig | EvalConfig, warnings: list[str]) -> str:
+    prompts = [Prompt(f"p/{i}", [{"role": "user", "content": "?"}], source="sums") for i in range(100)]
+    checked = Checked(
+        device=DeviceSpec("cpu", "gloo", "feynrl_buckets", 8, 0),
+        model=MODEL,
+        prompts=PromptSets(prompts[:80], prompts[80:], duplicates=7, too_long=1, leaks=0),
+        memory=estimate(config, MODEL, needs_reference=False, device="cpu"),
+        warnings=warnings,
+    )
+    text = io.StringIO()
+    print_plan(config, checked, Console(file=text, width=250))
+    return " ".join(text.getvalue().split())
+
+
+def test_training() -> None:
+    text = described(
+        load(
+            "configs/grpo.yaml", RLConfig,
+            ["train.updates_per_step=2", "train.steps=20", "train.ranks=2", "data.max_prompt_tokens=64",
+             "train.max_tokens_per_micro_batch=512", "checkpoint.every=5"],
+        ),
+        ["rollout.top_p: biased"],
+    )  # fmt: skip
+    assert "16 prompts x 8 responses = 128 sequences, at most 2,048 new tokens" in text
+    # 128 x 16 new tokens and 16 shared prompts of 64 = 3,072 tokens; over 2 updates, 512 a batch and 2 ranks = 1.5
+    assert "2 optimizer step(s) of 64 sequences, at most 2 micro-batch(es) of 512 tokens per rank" in text
+    assert "20 steps = 40 optimizer steps, 320 prompts asked = 4.0 epochs" in text
+    assert "80 prompts (80 sums)" in text and "20 prompts, split by unordered_numbers" in text
+    assert "7 duplicates, 1 too long, 0 also held out" in text
+    assert "3 times, 20 held-out prompts x 1" in text  # before, after step 10, after step 20
+    assert "2 rank(s), ZeRO 1, 4 thread(s) each, gloo" in text
+    assert "135,000,000 parameters" in text and "0.75 GiB of disk" in text  # 3 checkpoints of 2 bytes a parameter
+    assert "warning: rollout.top_p: biased" in text and "runs/grpo" in text
+    assert not Path("runs/grpo").exists() or "nothing was started" in text
+
+
+def test_evaluation() -> None:
+    text = described(load("configs/eval.yaml", EvalConfig), [])
+    assert "20 of 20 prompts (heldout)" in text
+    assert "8 samples at temperature 1 and 1 greedy each = 180 sequences, at most 2,880 new tokens" in text
+    assert "no warnings" in text and "evaluation.json" in text

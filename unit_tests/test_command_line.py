@@ -1,0 +1,157 @@
+"""main_rl.py as a user runs it: mistakes end early, with one message, exit code 2, no traceback and nothing written."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.schema import RLConfig
+from orchestration import command_line
+from unit_tests.tiny_model import write_tiny_model
+
+ROOT = Path(__file__).resolve().parent.parent
+JOB = """
+run: {name: job}
+model: {path: tiny, dtype: float32, device: cpu}
+data: {sources: [{file: rows.jsonl}], max_prompt_tokens: 64}
+algorithm: {name: grpo}
+rollout: {prompts_per_step: 4, responses_per_prompt: 4, max_new_tokens: 8}
+reward: {parts: [{function: last_number}]}
+train: {steps: 4}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("job")
+    write_tiny_model(folder / "tiny")
+    write_tiny_model(folder / "untalkative", chat_template=None)
+    rows = [{"prompt": f"{a} + {b} =", "answer": str(a + b)} for a in range(5) for b in range(5)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "empty.jsonl").write_text("")
+    (folder / "job.yaml").write_text(JOB)
+    held = folder / "runs" / "held"
+    held.mkdir(parents=True)
+    (held / "config.yaml").write_text("the run that was here\n")
+    return folder
+
+
+def ran(folder: Path, *arguments: str, script: str = "main_rl.py") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / script), *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+
+
+def cpu_seconds() -> float:
+    """Processor time of the programs run so far: what they take on a free machine, also while others use this one."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def contents(folder: Path) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "names"),
+    [
+        (["model.path=untalkative"], ["model.path", "untalkative", "no chat template", "chat_template.jinja"]),
+        (["data.sources.0.prompt_column=question"], ["rows.jsonl", "'question'", "prompt_column"]),
+        (["data.sources.0.file=empty.jsonl"], ["empty.jsonl", "holds no row"]),
+        (["train.updates_per_step=3"], ["rollout.prompts_per_step", "train.updates_per_step 2 or 4"]),
+        (["train.ranks=16", "rollout.engines=512"], ["train.ranks", "rollout.engines", "CPU cores"]),
+        (["run.name=held"], ["run directory runs/held", "already holds a run", "--run-dir"]),
+        (  # two at once: the model and the reward; both are in the one message
+            ["model.path=models/none", "reward.parts.0.function=my_lab.rewards:score"],
+            ["2 problems", "model.path", "models/none", "reward.parts.0", "my_lab.rewards:score", "no module my_lab"],
+        ),
+    ],
+)
+def test_bad_input(folder: Path, overrides: list[str], names: list[str]) -> None:
+    before = contents(folder)
+    sets = [word for override in overrides for word in ("--set", override)]
+    started = cpu_seconds()
+    done = ran(folder, "--config", "job.yaml", *sets)
+    seconds = cpu_seconds() - started
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == "" and done.stderr.startswith("error: ") and done.stderr.count("error: ") == 1
+    assert "Traceback" not in done.stderr and "Warning" not in done.stderr
+    for name in names:
+        assert name in done.stderr
+    assert contents(folder) == before, "nothing is written or overwritten"
+    assert seconds < 15
+
+
+def test_dry_run_prints_the_plan_and_writes_nothing(folder: Path) -> None:
+    before = contents(folder)
+    done = ran(folder, "--config", "job.yaml", "--dry-run", "--set", "rollout.top_p=0.9")
+    assert done.returncode == 0 and done.stderr == ""
+    for expected in ("plan of runs/job", "4 prompts x 4 responses = 16", "rollout.top_p: 0.9", "epochs"):
+        assert expected in done.stdout
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("script", ["main_rl.py", "main_eval.py"])
+def test_help_teaches_quickly(folder: Path, script: str) -> None:
+    started = cpu_seconds()
+    done = ran(folder, "--help", script=script)
+    seconds = cpu_seconds() - started
+    assert done.returncode == 0 and done.stderr == ""
+    for expected in ("--config FILE", "--dry-run", "examples:", "reward *", "docs/CONFIG.md"):
+        assert expected in done.stdout
+    assert ("grpo " in done.stdout) == (script == "main_rl.py")
+    assert seconds < 1
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = "import sys, main_rl, main_eval; print([m for m in ('torch', 'transformers', 'ray', 'vllm') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def outcome(folder: Path, monkeypatch: Any, name: str, run: Any) -> int:
+    monkeypatch.chdir(folder)
+    previous = signal.getsignal(signal.SIGTERM)
+    arguments = ["--config", "job.yaml", "--run-dir", str(folder / "outcomes" / name)]
+    try:
+        return command_line.main("main_rl.py", RLConfig, "configs/grpo.yaml", run, arguments)
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def test_a_run_that_ends_well(folder: Path, monkeypatch: Any) -> None:
+    seen = []
+    assert outcome(folder, monkeypatch, "well", lambda *given: seen.append(given)) == 0
+    ((config, checked, directory),) = seen
+    assert config.run.name == "well" and len(checked.prompts.train) == 20
+    assert (directory.path / "config.yaml").is_file()
+
+
+def test_a_bug_keeps_its_traceback_in_the_log(folder: Path, monkeypatch: Any, capsys: Any) -> None:
+    def run(*given: Any) -> None:
+        raise KeyError("weights")
+
+    assert outcome(folder, monkeypatch, "bug", run) == 1
+    shown = capsys.readouterr().err
+    log = folder / "outcomes" / "bug" / "logs" / "driver.log"
+    assert "failed: KeyError: 'weights'" in shown and str(log) in shown and "Traceback" not in shown
+    assert "Traceback" in log.read_text() and "in run" in log.read_text()
+
+
+def test_interruption(folder: Path, monkeypatch: Any, capsys: Any) -> None:
+    def run(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    assert outcome(folder, monkeypatch, "interrupted", run) == 130
+    assert "interrupted; what was done is in" in capsys.readouterr().err
+
+
+def test_termination_is_an_interruption(folder: Path, monkeypatch: Any) -> None:
+    assert outcome(folder, monkeypatch, "terminated", lambda *given: os.kill(os.getpid(), 15)) == 130
