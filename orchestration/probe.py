@@ -39,15 +39,19 @@ def compare(
     """Compare the same sequences' log-probabilities; each entry is one sequence's [T] float32.
 
     Raises:
-        ProbeFailed: the mean gap is above `tolerance`, or a value is not finite.
+        ProbeFailed: the mean gap is above `tolerance`, or a value is not a finite number.
     """
     assert [len(a) for a in engine_logprobs] == [len(b) for b in trainer_logprobs], "not the same sequences"
     engine = np.concatenate(engine_logprobs).astype(np.float64)
     trainer = np.concatenate(trainer_logprobs).astype(np.float64)
     assert len(engine) > 0, "a probe without tokens proves nothing"
+    for side, values in (("engine", engine), ("trainer", trainer)):
+        bad = int((~np.isfinite(values)).sum())
+        if bad:
+            raise ProbeFailed(f"{bad} of {len(values)} probe log-probabilities of the {side} are not finite numbers")
     gaps = np.abs(engine - trainer)
     result = ProbeResult(float(gaps.mean()), float(gaps.max()), len(gaps))
-    if not result.mean_gap <= tolerance:  # also refuses NaN
+    if result.mean_gap > tolerance:
         raise ProbeFailed(
             f"engine and trainer disagree on the log-probabilities of {result.tokens} tokens the engine just sampled: "
             f"mean gap {result.mean_gap:.4g} nats (largest {result.max_gap:.4g}), allowed {tolerance:.4g} "

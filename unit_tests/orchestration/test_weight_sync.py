@@ -1,0 +1,98 @@
+"""What is published is what is read, byte for byte, and anything else is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestration.weight_sync import WeightPublisher
+from rollouts.weight_receiver import FileUpdate, read_tensors
+
+SHAPES = st.lists(st.lists(st.integers(0, 5), max_size=3), min_size=1, max_size=6)
+DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int8])
+
+
+def read(update: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
+    return [(name, tensor.clone()) for name, tensor in read_tensors(FileUpdate(**update))]
+
+
+@pytest.mark.parametrize("method", ["direct", "disk"])
+@given(shapes=SHAPES, data=st.data())
+def test_tensors_come_back_bit_for_bit(tmp_path_factory: Any, method: Any, shapes: list[list[int]], data: Any) -> None:
+    generator = torch.Generator().manual_seed(0)
+    dtypes = [data.draw(DTYPES) for _ in shapes]
+    sent = [
+        (f"tensor.{i}", (100 * torch.randn(shape, generator=generator)).to(dtype))
+        for i, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True))
+    ]
+    sent.append(("last", torch.ones(1)))  # a file of no bytes cannot be mapped
+    publisher = WeightPublisher(method, tmp_path_factory.mktemp("weights"))
+    received = read(publisher.publish(1, iter(sent)))
+    publisher.close()
+    assert [name for name, _ in received] == [name for name, _ in sent]
+    for (_, ours), (_, theirs) in zip(sent, received, strict=True):
+        assert ours.dtype == theirs.dtype and ours.shape == theirs.shape
+        assert torch.equal(ours, theirs)
+
+
+def test_strided_tensors_with_gradients_are_sent_by_value(tmp_path: Path) -> None:
+    weight = torch.nn.Parameter(torch.arange(12.0).reshape(3, 4))
+    publisher = WeightPublisher("disk", tmp_path)
+    (_, received), *_ = read(publisher.publish(1, [("transposed", weight.T)]))
+    assert torch.equal(received, weight.detach().T)
+
+
+def test_there_is_one_version_at_a_time_and_none_after_close(tmp_path: Path) -> None:
+    publisher = WeightPublisher("disk", tmp_path)
+    paths = [Path(publisher.publish(version, [("a", torch.ones(3))])["path"]) for version in (1, 2)]
+    assert [path.exists() for path in paths] == [False, True]
+    publisher.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_publishers_do_not_meet(tmp_path: Path) -> None:
+    one, two = (WeightPublisher("disk", tmp_path) for _ in range(2))
+    first, second = one.publish(1, [("a", torch.zeros(2))]), two.publish(1, [("a", torch.ones(2))])
+    two.close()
+    assert read(first)[0][1].tolist() == [0, 0]
+    assert first["path"] != second["path"]
+
+
+def test_a_file_that_changed_is_refused(tmp_path: Path) -> None:
+    publisher = WeightPublisher("disk", tmp_path)
+    update = publisher.publish(3, [("a", torch.randn(100)), ("b", torch.randn(7))])
+    path = Path(update["path"])
+    content = path.read_bytes()
+    for position in (0, len(content) // 2, len(content) - 1):
+        changed = bytearray(content)
+        changed[position] ^= 1
+        path.write_bytes(changed)
+        with pytest.raises(ValueError, match=r"version 3: the bytes of .* \(crc32"):
+            read(update)
+    path.write_bytes(content)
+    assert len(read(update)) == 2
+
+
+@pytest.mark.parametrize("change", ["shorter", "gone"])
+def test_a_file_that_is_not_there_whole_is_refused(tmp_path: Path, change: str) -> None:
+    publisher = WeightPublisher("disk", tmp_path)
+    update = publisher.publish(3, [("a", torch.randn(100))])
+    path = Path(update["path"])
+    if change == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(ValueError, match="version 3"):
+        read(update)
+
+
+def test_a_name_sent_twice_is_refused(tmp_path: Path) -> None:
+    publisher = WeightPublisher("disk", tmp_path)
+    update = publisher.publish(1, [("a", torch.zeros(2)), ("a", torch.ones(2))])
+    with pytest.raises(ValueError, match="name a tensor twice"):
+        read(update)
