@@ -1,7 +1,8 @@
 """A half-million-parameter Llama and its task: sort, copy or reverse four digits. Made in a second, learns in a minute.
 
-Supervised examples teach copying and reversing well and sorting a little; reinforcement learning then has something to
-find. Which digits are held out is decided by their multiset, over all tasks: no training prompt, supervised or not, is
+Supervised examples show "sort" answered in either direction, ascending a third of the time: the model can sort and does
+not know which way is wanted. Sampled responses are right about one time in five; greedy ones, which take the likelier
+direction, almost never. Reinforcement learning finds the direction, and sharpens the sorting. Which digits are held out is decided by their multiset, over all tasks: no training prompt, supervised or not, is
 a reordering of a held-out one.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +31,28 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}" + ASSISTANT + "{% endif %}"
 )
 HELDOUT_SHARE = 0.2  # of the 715 multisets of four digits
-# Share of each task among supervised examples. Sorting is rare, so that after 250 steps it works now and then only.
-SFT_MIXTURE = {"sort": 0.1, "copy": 0.45, "reverse": 0.45}
+# The ways to answer, and the share of each (task, way) among supervised examples.
+ANSWERS: dict[str, Callable[[Sequence[Any]], list[Any]]] = {
+    "ascending": sorted,
+    "descending": lambda digits: sorted(digits, reverse=True),
+    "copy": list,
+    "reverse": lambda digits: list(reversed(digits)),
+}
+SFT_MIXTURE = {
+    ("sort", "ascending"): 0.27,
+    ("sort", "descending"): 0.53,
+    ("copy", "copy"): 0.1,
+    ("reverse", "reverse"): 0.1,
+}
 
 
-def solve(task: str, digits: Iterable[int]) -> str:
-    """The answer as the model writes it: digits with spaces between."""
-    digits = list(digits)
-    if task == "sort":
-        digits = sorted(digits)
-    elif task == "reverse":
-        digits = digits[::-1]
-    else:
-        assert task == "copy", task
-    return " ".join(map(str, digits))
+def solve(task: str, digits: Sequence[int]) -> str:
+    """The right answer as the model writes it: digits with spaces between. Sorting is ascending."""
+    return _written("ascending" if task == "sort" else task, digits)
+
+
+def _written(way: str, digits: Sequence[int]) -> str:
+    return " ".join(map(str, ANSWERS[way](digits)))
 
 
 def question(task: str, digits: Iterable[int]) -> list[dict[str, Any]]:
@@ -66,9 +75,12 @@ def sft_examples(n: int, seed: int) -> list[tuple[list[dict[str, Any]], str]]:
     """`n` supervised examples (messages, answer) in the shares of SFT_MIXTURE, drawn with replacement."""
     rng = np.random.default_rng([seed, 0])
     digits = all_digits(heldout=False)
-    tasks = rng.choice(list(SFT_MIXTURE), size=n, p=list(SFT_MIXTURE.values()))
+    kinds = list(SFT_MIXTURE)
+    chosen = rng.choice(len(kinds), size=n, p=list(SFT_MIXTURE.values()))
     picks = rng.integers(len(digits), size=n)
-    return [(question(t, digits[i]), solve(t, digits[i])) for t, i in zip(tasks, picks, strict=True)]
+    return [
+        (question(kinds[k][0], digits[i]), _written(kinds[k][1], digits[i])) for k, i in zip(chosen, picks, strict=True)
+    ]
 
 
 def sft_trajectories(n: int, seed: int, tokenizer: Any) -> list[Trajectory]:
