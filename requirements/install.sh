@@ -15,6 +15,8 @@ digest=$(cat "$lock" requirements/uv.lock | sha256sum | cut -c1-16)
 stamp=$venv/.installed-$device-$extras-$digest
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 
+trap 'exit 130' INT TERM
+
 say() { printf '\033[1m==> %s\033[0m\n' "$*"; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
@@ -71,7 +73,9 @@ install_cpu_torch() {
 
 install_lock() {
   say "installing $lock ($(grep -c '^[a-z0-9]' "$lock") packages; about half a minute, then cached)"
-  if "$bin/uv" pip install --python "$bin/python" --no-deps --require-hashes "$@" -r "$lock"; then return; fi
+  local quiet=()
+  [ -t 2 ] || quiet=(--quiet)  # progress bars are for terminals
+  if "$bin/uv" pip install ${quiet:+"${quiet[@]}"} --python "$bin/python" --no-deps --require-hashes "$@" -r "$lock"; then return; fi
   say "uv could not install (it does not read pip's settings for mirrors and proxies); trying pip, about 3 minutes"
   "$bin/python" -m pip install --quiet --no-deps --require-hashes ${1:+--force-reinstall} -r "$lock" ||
     die "the packages could not be installed; see the messages above, then run the same command again"
