@@ -19,7 +19,6 @@ from orchestration.run_directory import RunDirectory
 from orchestration.trainer_settings import TrainerSettings
 from orchestration.weight_sync import WeightPublisher
 
-
 SyncMethod = Literal["direct", "disk"]
 
 

@@ -1,0 +1,56 @@
+"""One trainer rank of test_trainer.py, run as a process: python trainer_rank.py FOLDER RANK RANKS PORT.
+
+Trains a tiny model for one step under each case and, on rank 0, saves the resulting weights.
+"""
+
+import os
+import sys
+
+CASES = {  # name: ZeRO stage, micro-batch budget, updates per step, KL coefficient, share prompts
+    "zero0": (0, 10**6, 1, 0.0, True),
+    "zero1": (1, 16, 1, 0.0, False),
+    "zero2": (2, 70, 1, 0.0, True),
+    "zero3": (3, 20, 1, 0.0, True),
+    "zero3_reference": (3, 60, 1, 0.1, False),
+    "two_updates": (1, 60, 2, 0.1, True),
+}
+MAX_GRAD_NORM = 0.5
+LEARNING_RATE = 0.1
+EPS = 1.0  # AdamW's step is then smooth in the gradient: equal weights mean equal gradients
+
+
+def main() -> None:
+    folder, rank, ranks, port = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
+        DS_ACCELERATOR="cpu", OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE",
+    )  # fmt: skip
+    import pickle
+
+    import torch
+    from deepspeed.utils import logger
+
+    from algs.grpo import GRPO
+    from configs.schema import Model, Train
+    from orchestration.devices import resolve
+    from orchestration.trainer import Trainer
+    from orchestration.trainer_settings import TrainerSettings
+
+    logger.setLevel("ERROR")
+    with open(f"{folder}/micro_batches.pkl", "rb") as file:
+        micro_batches = pickle.load(file)
+    for name, (stage, _, updates, kl_coef, _) in CASES.items():
+        train = Train(
+            learning_rate=LEARNING_RATE, betas=(0.0, 0.0), eps=EPS, max_grad_norm=MAX_GRAD_NORM, zero_stage=stage,
+            updates_per_step=updates, deepspeed={"zero_optimization": {"stage3_param_persistence_threshold": 0}},
+        )  # fmt: skip
+        model = Model(path=f"{folder}/model", dtype="float32", device="cpu")
+        settings = TrainerSettings(model, train, temperature=0.7, seed=0, total_updates=updates)
+        trainer = Trainer(settings, GRPO(GRPO.Params(kl_coef=kl_coef)), resolve("cpu"))
+        tally = trainer.step([update[rank] for update in micro_batches[name, ranks]])
+        weights = {name: tensor.detach().clone() for name, tensor in trainer.weights()}
+        torch.save((weights, tally), f"{folder}/{name}_{ranks}_{rank}.pt")
+
+
+if __name__ == "__main__":
+    main()
