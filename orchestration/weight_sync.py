@@ -3,57 +3,53 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import torch
 from torch import Tensor
 
 ALIGNMENT_BYTES = 64
-SHARED_MEMORY = Path("/dev/shm")
 
 
 class WeightPublisher:
     """Writes policy versions for engines to read. Lives on trainer rank 0; one per run.
 
-    `direct` writes to shared memory: trainer and engines are on one machine. `disk` writes to `folder`, which engines
-    on other machines must see under the same path. The bytes are streamed tensor by tensor, so that gathering a
-    sharded model needs room for one tensor beside the file. At any time there is one version, or none.
+    `direct` writes to anonymous shared memory, which engines on the same machine open through /proc: no limit but the
+    machine's memory, and nothing stays behind however the trainer ends. `disk` writes to `folder`, which engines on
+    other machines must see under the same path. The bytes are streamed tensor by tensor, so that gathering a sharded
+    model needs room for one tensor beside the file. There is one version at a time, or none.
     """
 
     def __init__(self, method: Literal["direct", "disk"], folder: str | os.PathLike[str]) -> None:
-        """folder: of the run, for `disk`; made when missing.
+        """folder: of `disk`; versions that a killed run left there are removed.
 
-        Raises ValueError: `direct` on a machine without shared memory.
+        Raises ValueError: `direct` on a system without anonymous shared memory.
         """
         self.method = method
-        if method == "direct":
-            if not SHARED_MEMORY.is_dir():
-                raise ValueError(f"sync.method: direct needs {SHARED_MEMORY}, which this machine lacks; use disk")
-            self.folder = Path(tempfile.mkdtemp(prefix="feynrl-weights-", dir=SHARED_MEMORY))
-        else:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            self.folder = Path(tempfile.mkdtemp(prefix="weights-", dir=Path(folder).resolve()))
+        self.folder = Path(folder).absolute()
+        self._shared: BinaryIO | None = None
+        if method == "direct" and not hasattr(os, "memfd_create"):
+            raise ValueError("sync.method: direct needs Linux (anonymous shared memory); use disk")
+        self._forget()
 
     def publish(self, version: int, named_tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Any]:
         """Write a version and return the update that `VLLMEngine.load_weights` takes (plain values, small).
 
         named_tensors: full tensors of any shape under Hugging Face names, in the dtype the engine computes in, on any
-        device; a weight that is tied to another one may be left out. The previous version's file is removed first:
-        engines keep no reference to it once their load returned.
+        device; a weight that is tied to another one may be left out. The previous version is removed first: engines
+        need it no more once their load returned.
         """
-        self._remove_files()
-        path = self.folder / f"version_{version:06d}.bin"
+        self._forget()
         names: list[str] = []
         dtypes: list[str] = []
         shapes: list[list[int]] = []
         offsets: list[int] = []
         size_bytes = checksum = 0
-        with open(path, "wb") as file:
+        path, file = self._open(version)
+        try:
             for name, tensor in named_tensors:
                 data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
                 padding = bytes(-size_bytes % ALIGNMENT_BYTES)
@@ -65,13 +61,16 @@ class WeightPublisher:
                 file.write(data)
                 checksum = zlib.crc32(data, zlib.crc32(padding, checksum))
                 size_bytes += len(padding) + data.nbytes
+            file.flush()
             if self.method == "disk":
-                file.flush()
                 os.fsync(file.fileno())  # another machine may read it next
+        finally:
+            if self.method == "disk":
+                file.close()
         assert names, "an update without tensors"
         return {
             "version": version,
-            "path": str(path),
+            "path": path,
             "names": names,
             "dtypes": dtypes,
             "shapes": shapes,
@@ -81,9 +80,22 @@ class WeightPublisher:
         }
 
     def close(self) -> None:
-        """Remove everything that was written."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Remove what was written."""
+        self._forget()
 
-    def _remove_files(self) -> None:
-        for path in self.folder.iterdir():
-            path.unlink()
+    def _open(self, version: int) -> tuple[str, BinaryIO]:
+        if self.method == "direct":
+            descriptor = os.memfd_create(f"feynrl-weights-{version}")
+            self._shared = os.fdopen(descriptor, "wb")  # the memory lives as long as this is open, or mapped
+            return f"/proc/{os.getpid()}/fd/{descriptor}", self._shared
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"version_{version:06d}.bin"
+        return str(path), path.open("wb")
+
+    def _forget(self) -> None:
+        if self._shared is not None:
+            self._shared.close()
+            self._shared = None
+        if self.method == "disk":
+            for path in self.folder.glob("version_*.bin"):
+                path.unlink()

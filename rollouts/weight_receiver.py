@@ -117,7 +117,8 @@ def read_tensors(update: FileUpdate) -> list[tuple[str, Tensor]]:
         data = torch.from_file(update.path, shared=False, size=update.size_bytes, dtype=torch.uint8)
     except RuntimeError as error:
         raise ValueError(
-            f"weights of version {update.version}: {update.path} cannot be mapped with {update.size_bytes} bytes: {error}"
+            f"weights of version {update.version}: {update.path} cannot be mapped with {update.size_bytes} bytes "
+            f"({error}); sync.method direct needs engines on the trainer's machine, disk a folder that both see"
         ) from error
     found = zlib.crc32(data.numpy().data)
     if found != update.crc32:

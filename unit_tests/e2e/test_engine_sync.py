@@ -112,7 +112,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @pytest.fixture
 def publisher(tmp_path: Path) -> Iterator[WeightPublisher]:
-    publisher = WeightPublisher("direct", tmp_path)
+    publisher = WeightPublisher("direct", tmp_path / "weights")
     yield publisher
     publisher.close()
 
@@ -122,7 +122,7 @@ def publisher(tmp_path: Path) -> Iterator[WeightPublisher]:
 def test_engine_holds_the_published_weights(stack: Stack, tmp_path: Path, method: Any, temperature: float) -> None:
     sampling = Sampling(max_new_tokens=24, temperature=temperature)
     stack.generate(sampling)  # fills the prefix cache under the old weights
-    publisher = WeightPublisher(method, tmp_path)
+    publisher = WeightPublisher(method, tmp_path / "weights")
     stack.sync(publisher, seed=100 * len(method) + int(10 * temperature))
     made = stack.generate(sampling)
     publisher.close()
@@ -223,7 +223,7 @@ def test_a_partial_or_corrupted_update_is_refused(stack: Stack, publisher: Weigh
         file.write(b"\xff\x00\xff")
     refused(corrupted, "crc32")
     removed = publisher.publish(version, tensors)
-    Path(removed["path"]).unlink()
+    publisher.close()
     refused(removed, "cannot be mapped")
 
     stack.sync(publisher, seed=6)  # a whole version mends it
@@ -237,7 +237,7 @@ def test_the_probe_catches_a_stale_tied_head(tmp_path: Path, monkeypatch: pytest
         worker_extension_cls="forgetful_receiver.ForgetfulExtension",
         weight_transfer_config={"backend": "forgetful"},
     )
-    publisher = WeightPublisher("direct", tmp_path)
+    publisher = WeightPublisher("direct", tmp_path / "weights")
     sampling = Sampling(max_new_tokens=8)
     tolerance = TOLERANCE_BY_DTYPE["float32"]
     try:

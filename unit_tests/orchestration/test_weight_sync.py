@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from hypothesis import strategies as st
 from orchestration.weight_sync import WeightPublisher
 from rollouts.weight_receiver import FileUpdate, read_tensors
 
+ROOT = Path(__file__).parents[2]
 SHAPES = st.lists(st.lists(st.integers(0, 5), max_size=3), min_size=1, max_size=6)
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int8])
 
@@ -31,7 +35,7 @@ def test_tensors_come_back_bit_for_bit(tmp_path_factory: Any, method: Any, shape
         for i, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True))
     ]
     sent.append(("last", torch.ones(1)))  # a file of no bytes cannot be mapped
-    publisher = WeightPublisher(method, tmp_path_factory.mktemp("weights"))
+    publisher = WeightPublisher(method, tmp_path_factory.mktemp("run") / "weights")
     received = read(publisher.publish(1, iter(sent)))
     publisher.close()
     assert [name for name, _ in received] == [name for name, _ in sent]
@@ -42,29 +46,53 @@ def test_tensors_come_back_bit_for_bit(tmp_path_factory: Any, method: Any, shape
 
 def test_strided_tensors_with_gradients_are_sent_by_value(tmp_path: Path) -> None:
     weight = torch.nn.Parameter(torch.arange(12.0).reshape(3, 4))
-    publisher = WeightPublisher("disk", tmp_path)
+    publisher = WeightPublisher("disk", tmp_path / "weights")
     (_, received), *_ = read(publisher.publish(1, [("transposed", weight.T)]))
     assert torch.equal(received, weight.detach().T)
 
 
-def test_there_is_one_version_at_a_time_and_none_after_close(tmp_path: Path) -> None:
-    publisher = WeightPublisher("disk", tmp_path)
-    paths = [Path(publisher.publish(version, [("a", torch.ones(3))])["path"]) for version in (1, 2)]
-    assert [path.exists() for path in paths] == [False, True]
+@pytest.mark.parametrize("method", ["direct", "disk"])
+def test_there_is_one_version_at_a_time_and_none_after_close(tmp_path: Path, method: Any) -> None:
+    publisher = WeightPublisher(method, tmp_path / "weights")
+    first = publisher.publish(1, [("a", torch.zeros(3))])
+    assert read(first)[0][1].tolist() == [0, 0, 0]
+    second = publisher.publish(2, [("a", torch.ones(3))])
+    assert read(second)[0][1].tolist() == [1, 1, 1]
+    with pytest.raises(ValueError, match="version 1"):
+        read(first)
     publisher.close()
-    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ValueError, match=r"version 2: .* cannot be mapped"):
+        read(second)
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
 
 
-def test_two_publishers_do_not_meet(tmp_path: Path) -> None:
-    one, two = (WeightPublisher("disk", tmp_path) for _ in range(2))
-    first, second = one.publish(1, [("a", torch.zeros(2))]), two.publish(1, [("a", torch.ones(2))])
-    two.close()
-    assert read(first)[0][1].tolist() == [0, 0]
-    assert first["path"] != second["path"]
+def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
+    WeightPublisher("disk", tmp_path / "weights").publish(1, [("a", torch.zeros(3))])
+    (tmp_path / "weights" / "notes.txt").write_text("not ours")
+    WeightPublisher("disk", tmp_path / "weights")
+    assert [path.name for path in (tmp_path / "weights").iterdir()] == ["notes.txt"]
+
+
+def test_shared_memory_ends_with_the_process_that_made_it(tmp_path: Path) -> None:
+    program = (
+        "import json, os, signal, sys, torch; from orchestration.weight_sync import WeightPublisher\n"
+        "publisher = WeightPublisher('direct', '.')\n"
+        "print(json.dumps(publisher.publish(1, [('a', torch.ones(3))])), flush=True)\n"
+        "sys.stdin.read(1); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    sender = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    assert sender.stdout is not None
+    update = json.loads(sender.stdout.readline())
+    assert read(update)[0][1].tolist() == [1, 1, 1]
+    sender.communicate("x")
+    with pytest.raises(ValueError, match="cannot be mapped"):
+        read(update)
 
 
 def test_a_file_that_changed_is_refused(tmp_path: Path) -> None:
-    publisher = WeightPublisher("disk", tmp_path)
+    publisher = WeightPublisher("disk", tmp_path / "weights")
     update = publisher.publish(3, [("a", torch.randn(100)), ("b", torch.randn(7))])
     path = Path(update["path"])
     content = path.read_bytes()
@@ -80,7 +108,7 @@ def test_a_file_that_changed_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", ["shorter", "gone"])
 def test_a_file_that_is_not_there_whole_is_refused(tmp_path: Path, change: str) -> None:
-    publisher = WeightPublisher("disk", tmp_path)
+    publisher = WeightPublisher("disk", tmp_path / "weights")
     update = publisher.publish(3, [("a", torch.randn(100))])
     path = Path(update["path"])
     if change == "gone":
@@ -92,7 +120,7 @@ def test_a_file_that_is_not_there_whole_is_refused(tmp_path: Path, change: str) 
 
 
 def test_a_name_sent_twice_is_refused(tmp_path: Path) -> None:
-    publisher = WeightPublisher("disk", tmp_path)
+    publisher = WeightPublisher("disk", tmp_path / "weights")
     update = publisher.publish(1, [("a", torch.zeros(2)), ("a", torch.ones(2))])
     with pytest.raises(ValueError, match="name a tensor twice"):
         read(update)
