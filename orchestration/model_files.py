@@ -15,6 +15,8 @@ from configs.messages import nearest
 from configs.schema import Model
 
 HUB_TIMEOUT_SECONDS = 5
+MADE_BY = {"SmolLM2-135M-Instruct": "data_prep.smollm2", "tiny-sorter": "data_prep.tiny_sorter_model"}
+GENERATIVE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")  # the last: language models that see images
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,6 @@ def model_facts(model: Model) -> ModelFacts:
     """
     folder = find_model(model.path)
     from transformers import AutoConfig
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     try:
         config = AutoConfig.from_pretrained(str(folder or model.path), trust_remote_code=model.trust_remote_code)
@@ -55,15 +56,16 @@ def model_facts(model: Model) -> ModelFacts:
         raise ValueError(
             f"model.path: {model.path}: its config.json is not understood: {_first_line(error)}"
         ) from error
-    own_code = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
-    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not own_code:
+    architectures = config.architectures or []
+    if config.is_encoder_decoder or (architectures and not any(a.endswith(GENERATIVE) for a in architectures)):
         raise ValueError(
-            f"model.path: {model.path} is a '{config.model_type}', which is no causal language model; it cannot generate"
+            f"model.path: {model.path} is a {architectures[0] if architectures else config.model_type}, which is no "
+            "causal language model; it cannot be trained to respond"
         )
     text = config.get_text_config()
     return ModelFacts(
         path=model.path,
-        architecture=(config.architectures or [config.model_type])[0],
+        architecture=architectures[0] if architectures else config.model_type,
         parameters=_parameters(folder, config),
         layers=text.num_hidden_layers,
         hidden=text.hidden_size,
@@ -107,13 +109,17 @@ def _way_out(path: str) -> str:
     folder = Path(path)
     if path.startswith("~") and folder.expanduser().is_dir():
         return f"; '~' is not expanded in YAML, write {folder.expanduser()}"
-    if folder.name == "SmolLM2-135M-Instruct":
-        return "; `python -m data_prep.smollm2` makes it (`make grpo` does that by itself)"
+    if folder.name in MADE_BY:
+        return f"; `python -m {MADE_BY[folder.name]}` makes it (so does `make`, see `make help`)"
+    if near := _near_folder(folder):
+        return f"; did you mean {near}?"
+    return "; give a folder in Hugging Face format (config.json, *.safetensors, tokenizer) or a hub name (owner/name)"
+
+
+def _near_folder(folder: Path) -> Path | None:
     beside = [p.name for p in folder.parent.iterdir() if p.is_dir()] if folder.parent.is_dir() else []
     guess = nearest(folder.name, beside)
-    if guess:
-        return f"; did you mean {folder.parent / guess}?"
-    return "; give a folder in Hugging Face format (config.json, *.safetensors, tokenizer) or a hub name (owner/name)"
+    return folder.parent / guess if guess else None
 
 
 def check_folder(folder: Path) -> None:
@@ -186,7 +192,8 @@ def _hub_model(name: str) -> Path | None:
     from huggingface_hub import constants, try_to_load_from_cache
     from huggingface_hub.utils import HFValidationError, build_hf_headers
 
-    otherwise = "or give a folder in Hugging Face format"
+    near = _near_folder(Path(name))
+    otherwise = "or give a folder in Hugging Face format" + (f" (did you mean {near}?)" if near else "")
     try:
         cached = try_to_load_from_cache(name, "config.json")
     except HFValidationError as error:

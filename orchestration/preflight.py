@@ -228,6 +228,15 @@ def warnings_about(
             f"rollout.prompts_per_step: {rollout.prompts_per_step} prompts a step from {len(prompts.train)} training "
             "prompts: every step asks some twice"
         )
+    if rollout.prompts_per_step < rollout.engines:
+        found.append(
+            f"rollout.engines: {rollout.engines} engines for {rollout.prompts_per_step} prompts a step: a prompt's responses "
+            "stay on one engine, so some are idle; raise rollout.prompts_per_step"
+        )
+    if "RAY_ADDRESS" in os.environ and config.sync.method == "direct":
+        found.append(
+            "sync.method: direct reaches engines on the trainer's machine only; on a cluster of several use disk"
+        )
     if device.device != "cpu" or "RAY_ADDRESS" in os.environ:
         return found
     if train.threads_per_rank * train.ranks > device.cores:
