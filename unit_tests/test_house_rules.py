@@ -171,7 +171,7 @@ def path_complaints(files: dict[str, str]) -> list[str]:
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)[^)]*\)")
 HTML_LINK = re.compile(r'<(?:a|img)\b[^>]*?(?:href|src)="([^"]+)"')
-FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```.*?^```|<!--.*?-->", re.MULTILINE | re.DOTALL)  # code and comments
 NAMED_FILE = re.compile(
     r"`((?:algs|benchmarks|configs|data_feeds|data_prep|docs|eval|orchestration|requirements|rewards|rollouts|unit_tests)"
     r"/[\w./-]+\.(?:py|yaml|md|in|lock|sh|svg))`"

@@ -1,0 +1,80 @@
+"""The Python and YAML in the pages is run, so that it cannot rot."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from algs.method import Groups, PolicyTokens
+from configs.schema import Data, Reward
+from rollouts.records import Prompt, Trajectory
+
+ROOT = Path(__file__).parent.parent
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def module_of(tmp_path, monkeypatch):
+    """Saves a page's n-th Python block as a module and imports it, as a reader would."""
+
+    def load(page: str, number: int) -> ModuleType:
+        name = f"page_{Path(page).stem}_{number}"
+        path = tmp_path / f"{name}.py"
+        path.write_text(blocks(page, "python")[number])
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, module)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+def test_method_in_contributing_trains(module_of) -> None:
+    method_class = module_of("CONTRIBUTING.md", 0).GroupReinforce
+    method = method_class(method_class.Params(scale=2.0))
+    group = torch.tensor([0, 0, 1, 1, 1])
+    found = method.advantages(Groups(torch.tensor([1.0, 0, 3, 0, 0]), group, torch.ones(5, dtype=torch.int64)))
+    assert found.tolist() == [0.5, -0.5, 2.0, -1.0, -1.0]
+    logprobs = torch.full((5,), -1.0, requires_grad=True)
+    zeros = torch.zeros(5)
+    tokens = PolicyTokens(logprobs, zeros, zeros, found, zeros, torch.arange(5), group, zeros.long())
+    method.loss(tokens).values.sum().backward()
+    assert torch.equal(logprobs.grad, -2.0 * found)
+
+
+def test_reward_in_the_page_pays_as_it_says(module_of) -> None:
+    reward = module_of("docs/REWARDS.md", 0).short_and_right
+
+    def said(response: str, tokens: int) -> Trajectory:
+        none, ids = np.zeros(0, dtype=np.int32), np.zeros(tokens, dtype=np.int32)
+        floats = np.zeros(tokens, dtype=np.float32)
+        return Trajectory(
+            Prompt("p", [], answer="16"), "g", 0, none, ids, floats, ids, np.ones(tokens, bool), ids, response=response
+        )
+
+    assert [reward(said(" 16 ", 4)), reward(said("16", 40)), reward(said("17", 4))] == [1.0, 0.5, 0.0]
+
+
+def test_trying_out_a_reward_by_hand(module_of) -> None:
+    module_of("docs/REWARDS.md", 1)  # it asserts
+
+
+def test_yaml_in_the_pages_is_valid_configuration() -> None:
+    (reward,) = blocks("docs/REWARDS.md", "yaml")
+    (data,) = blocks("docs/DATA.md", "yaml")
+    assert len(Reward.model_validate(yaml.safe_load(reward)["reward"]).parts) == 2
+    assert len(Data.model_validate(yaml.safe_load(data)["data"]).sources) == 2
