@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from algs.method import PolicyMethod
 from configs.schema import EvalConfig, RLConfig
-from orchestration.devices import DeviceSpec, resolve
+from orchestration.devices import resolve
+from orchestration.placement import placed
 from orchestration.rollout_actor import RolloutGroup
 from orchestration.run_directory import RunDirectory
 from orchestration.trainer_actor import TrainerGroup
@@ -96,29 +95,3 @@ def trainer_settings(config: RLConfig) -> TrainerSettings:
         seed=config.run.seed,
         total_updates=config.train.steps * config.train.updates_per_step,
     )
-
-
-@contextmanager
-def placed(device: DeviceSpec, ranks: int, engines: int, devices_per_engine: int) -> Iterator[list[dict[str, Any]]]:
-    """Ray options for each trainer rank, then for each engine.
-
-    On GPUs every rank and every engine gets a bundle of its own, all of them or none; an engine's devices are on one
-    node. On CPUs the actors share the cores (the trainer works while the engine waits), so nothing is reserved.
-    """
-    if device.device != "cuda":
-        yield [{"num_cpus": 0} for _ in range(ranks + engines)]
-        return
-    sizes = [1] * ranks + [devices_per_engine] * engines
-    group: PlacementGroup = placement_group([{"GPU": size, "CPU": 1} for size in sizes], strategy="PACK")
-    try:
-        ray.get(group.ready(), timeout=300)
-        yield [
-            {
-                "num_cpus": 1,
-                "num_gpus": size,
-                "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=i),
-            }
-            for i, size in enumerate(sizes)
-        ]
-    finally:
-        remove_placement_group(group)

@@ -36,12 +36,29 @@ def resolve(device: str = "auto", attention: str | None = None) -> DeviceSpec:
     if attention not in (None, BUCKETS, FLEX):
         raise ValueError(f"attention '{attention}' is not one of {BUCKETS}, {FLEX}")
     gpus = torch.cuda.device_count()
-    if device == "cuda" and not gpus:
+    if device == "cuda" and not gpus and "RAY_ADDRESS" not in os.environ:  # a cluster's GPUs may be on other machines
         raise ValueError("model.device is cuda, but this machine has no CUDA device; use cpu or auto")
     cores = len(os.sched_getaffinity(0))
-    if device == "cpu" or not gpus:
+    if device == "cpu" or (device == "auto" and not gpus):
         return DeviceSpec("cpu", "gloo", attention or BUCKETS, cores, gpus)
     return DeviceSpec("cuda", "nccl", attention or FLEX, cores, gpus)
+
+
+def must_share(ranks: int, engines: int, devices_per_engine: int, gpus: int) -> bool:
+    """Whether each GPU has to hold one trainer rank and one engine, since there are too few for one each.
+
+    Raises:
+        ValueError: sharing would not do either.
+    """
+    wanted = ranks + engines * devices_per_engine
+    if wanted <= gpus:
+        return False
+    if devices_per_engine == 1 and max(ranks, engines) <= gpus:
+        return True
+    raise ValueError(
+        f"train.ranks {ranks} and {engines} engines x {devices_per_engine} devices need {wanted} GPUs, or "
+        f"{max(ranks, engines)} shared by a rank and an engine each where tensor_parallel_size is 1; there are {gpus}"
+    )
 
 
 def environment_for_trainer(device: str, threads: int) -> dict[str, str]:

@@ -97,7 +97,7 @@ def check_devices(config: RLConfig | EvalConfig) -> DeviceSpec:
 
     On a Ray cluster (RAY_ADDRESS) the other machines' devices are not known here: placement decides there.
     """
-    from orchestration.devices import resolve
+    from orchestration.devices import must_share, resolve
 
     device = resolve(config.model.device)
     block, prefix, ranks = (
@@ -108,12 +108,10 @@ def check_devices(config: RLConfig | EvalConfig) -> DeviceSpec:
         return device
     engines = f"{prefix}engines x {prefix}tensor_parallel_size = {for_engines}"
     if device.device == "cuda":
-        if ranks + for_engines > device.gpus:
-            wanted = f"train.ranks {ranks} + {engines}" if ranks else engines
-            raise ValueError(
-                f"{wanted} needs {ranks + for_engines} GPUs, one for each trainer rank and engine device; this machine "
-                f"has {device.gpus}. Lower them, set RAY_ADDRESS to a cluster that has more, or model.device: cpu"
-            )
+        try:
+            must_share(ranks, block.engines, block.tensor_parallel_size, device.gpus)
+        except ValueError as error:
+            raise ValueError(f"{error}. Lower them, set RAY_ADDRESS to a cluster, or model.device: cpu") from error
         return device
     too_many = []
     if ranks > device.cores:

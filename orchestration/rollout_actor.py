@@ -19,6 +19,9 @@ from rollouts.sampling import Sampling
 from rollouts.worker import Asking, Finished, RolloutWorker
 
 
+SHARED_GPU_MEMORY = 0.35  # of a GPU that an engine shares with a trainer rank
+
+
 class RolloutActor(RolloutWorker):
     """A rollout worker in a process of its own, its output in a log file of the run."""
 
@@ -61,6 +64,8 @@ class RolloutGroup:
         actors = []
         for i, placed in enumerate(options):
             engine = engine_arguments(config, device, seed=config.run.seed * len(options) + i)
+            if placed.get("num_gpus") == 0.5:  # a trainer rank is on the same GPU; leave it room
+                engine["engine"] = {"gpu_memory_utilization": SHARED_GPU_MEMORY, **engine["engine"]}
             actor = ray.remote(RolloutActor).options(**placed)
             log = str(run.log_path(f"engine_{i}"))
             actors.append(actor.remote(log, engine, config.model, config.reward, environment))

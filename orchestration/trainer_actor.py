@@ -74,9 +74,8 @@ class TrainerActor:
 class TrainerGroup:
     """All ranks, driven together."""
 
-    def __init__(self, actors: list[Any]) -> None:
-        self.actors = actors
-        self._published: Path | None = None
+    def __init__(self, actors: list[Any], sync_folder: Path) -> None:
+        self.actors, self.sync_folder = actors, sync_folder
 
     @classmethod
     def create(
@@ -90,7 +89,7 @@ class TrainerGroup:
             actor = ray.remote(TrainerActor).options(**placed, runtime_env={"env_vars": environment})
             actors.append(actor.remote(str(run.log_path(f"trainer_{rank}"))))
         address = ray.get(actors[0].address.remote())
-        return cls(actors), [
+        return cls(actors, sync_folder), [
             actor.start.remote(rank, len(actors), address, settings, method, device, sync_method, str(sync_folder))
             for rank, actor in enumerate(actors)
         ]
@@ -110,9 +109,7 @@ class TrainerGroup:
 
     def publish(self, version: int) -> dict[str, Any]:
         """Make the current weights available to engines; returns what an engine needs to take them."""
-        update = ray.get([actor.publish.remote(version) for actor in self.actors])[0]
-        self._published = Path(update["path"])
-        return update
+        return ray.get([actor.publish.remote(version) for actor in self.actors])[0]
 
     def save(self, folder: Path) -> None:
         ray.get([actor.save.remote(str(folder)) for actor in self.actors])
@@ -121,8 +118,7 @@ class TrainerGroup:
         ray.get([actor.close.remote() for actor in self.actors])
 
     def abandon(self) -> None:
-        """End the actors at once, and remove the weights that rank 0 left in shared memory or on disk."""
+        """End the actors at once, and remove the weights that rank 0 may have left on disk."""
         for actor in self.actors:
             ray.kill(actor)
-        if self._published is not None:
-            shutil.rmtree(self._published.parent, ignore_errors=True)
+        shutil.rmtree(self.sync_folder, ignore_errors=True)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
@@ -111,9 +112,12 @@ def test_the_run_directory_holds_what_it_should(finished):
         assert name in process.stdout
 
 
-def test_nothing_is_left_running_or_in_shared_memory(finished):
-    shared = Path("/dev/shm")
-    assert not [p for p in shared.glob("feynrl-weights-*") if p.stat().st_mtime > finished[0].stat().st_ctime]
+def test_nothing_is_left_running(finished):
+    """No process of the run outlives it: each carries the run directory in its environment or command line."""
+    run = str(finished[0])
+    left = [p.info for p in psutil.process_iter(["pid", "cmdline"]) if run in " ".join(p.info["cmdline"] or [])]
+    assert not left
+    assert not [p for p in psutil.process_iter(["name"]) if p.info["name"].startswith("VLLM::")]
 
 
 def test_the_checkpoint_loads_in_transformers_and_evaluates_in_vllm(finished, tiny_model, tmp_path):

@@ -151,8 +151,11 @@ def test_devices_on_gpus(folder: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(devices, "resolve", lambda device: DeviceSpec("cuda", "nccl", devices.FLEX, 64, 8))
     fits = load("job.yaml", RLConfig, ["train.ranks=4", "rollout.engines=2", "rollout.tensor_parallel_size=2"])
     assert preflight.check_devices(fits).gpus == 8
-    with pytest.raises(ValueError, match=r"train.ranks 5 \+ .* = 4 needs 9 GPUs.*this machine has 8"):
-        preflight.check_devices(load("job.yaml", RLConfig, ["train.ranks=5", "rollout.engines=4"]))
+    shared = load("job.yaml", RLConfig, ["train.ranks=5", "rollout.engines=4"])
+    assert preflight.check_devices(shared).gpus == 8
+    for settings in (["train.ranks=9"], ["train.ranks=5", "rollout.engines=2", "rollout.tensor_parallel_size=2"]):
+        with pytest.raises(ValueError, match=r"train.ranks \d and .* need \d+ GPUs.*there are 8"):
+            preflight.check_devices(load("job.yaml", RLConfig, settings))
 
 
 def test_cuda_without_a_gpu(folder: Path, monkeypatch: Any) -> None:

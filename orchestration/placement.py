@@ -1,0 +1,47 @@
+"""Which actor gets which devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from orchestration.devices import DeviceSpec, must_share
+
+PLACEMENT_SECONDS = 300  # a cluster may have to start nodes first
+
+
+@contextmanager
+def placed(device: DeviceSpec, ranks: int, engines: int, devices_per_engine: int) -> Iterator[list[dict[str, Any]]]:
+    """Ray options for each trainer rank, then for each engine.
+
+    On GPUs every rank and every engine gets a bundle of its own, all of them or none; an engine's devices are on one
+    node. Where there are too few GPUs, rank i and engine i share one. On CPUs the actors share the cores (the trainer
+    works while the engine waits), so nothing is reserved. Not yet exercised on GPUs.
+    """
+    if device.device != "cuda":
+        yield [{"num_cpus": 0} for _ in range(ranks + engines)]
+        return
+    shared = must_share(ranks, engines, devices_per_engine, int(ray.cluster_resources().get("GPU", 0)))
+    sizes = [1] * max(ranks, engines) if shared else [1] * ranks + [devices_per_engine] * engines
+    bundles = [*range(ranks), *(range(engines) if shared else range(ranks, ranks + engines))]
+    group: PlacementGroup = placement_group([{"GPU": size, "CPU": 1} for size in sizes], strategy="PACK")
+    try:
+        if not group.wait(PLACEMENT_SECONDS):
+            raise RuntimeError(
+                f"the cluster did not free {len(sizes)} bundles of {sizes} GPUs within {PLACEMENT_SECONDS} s"
+            )
+        yield [
+            {
+                "num_cpus": 0.5 if shared else 1,
+                "num_gpus": 0.5 if shared else sizes[bundle],
+                "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
+            }
+            for bundle in bundles
+        ]
+    finally:
+        remove_placement_group(group)
