@@ -14,34 +14,14 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from configs.schema import Reward
-from rewards.find import check_params, find_reward
 from rewards.worker import PartSpec, Score, receive, send
 from rollouts.records import Trajectory
 
 START_SECONDS = 60.0  # for importing the reward functions
-
-
-def check(reward: Reward) -> None:
-    """Import every function of the block and fit its params.
-
-    Raises:
-        ValueError: naming the part, the path that does not import and the nearest names, or the misfitting parameter.
-    """
-    for index, part in enumerate(reward.parts):
-        try:
-            check_params(find_reward(part.function), part.function, part.params)
-        except ValueError as error:
-            raise ValueError(f"reward.parts[{index}].function: {error}") from error
-
-
-def error_rate(trajectories: Sequence[Trajectory]) -> float:
-    """Share of the trajectories that could not be scored; 0 when there are none."""
-    return sum(t.reward_error is not None for t in trajectories) / max(len(trajectories), 1)
 
 
 def part_specs(reward: Reward) -> list[PartSpec]:
