@@ -1,15 +1,29 @@
-"""Log-probabilities and entropy of chosen tokens from hidden states and the head, a chunk of rows at a time.
+"""Log-probabilities and entropy of chosen tokens from hidden states and the head, without a micro-batch's logits.
 
-The [rows, vocabulary] logits of a whole micro-batch never exist: each chunk's are made, reduced and dropped, and made
-again in the backward pass. The softmax is always float32.
+Two levels. A chunk of rows goes through the matrix product, in the compute type. Within it, blocks of a few rows go through
+the float32 softmax while they are in the cache. Nothing of size [rows, vocabulary] outlives its chunk: the backward pass
+makes the logits again.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+CHUNK_ELEMENTS = 1 << 26  # logits of a chunk: 128 MiB in bfloat16. Larger chunks add up the weight's gradient less often
+BLOCK_ELEMENTS = 1 << 20  # logits of a block: 4 MiB in float32
+
+
+@dataclass(frozen=True)
+class _Settings:
+    temperature: float
+    softcap: float | None
+    compute: torch.dtype
+    chunk: int  # rows, a multiple of block
+    block: int  # rows
 
 
 def token_logprobs(
@@ -22,120 +36,122 @@ def token_logprobs(
     head_bias: Tensor | None = None,
     softcap: float | None = None,
     float32_head: bool = False,
-    chunk_tokens: int = 256,
+    chunk_elements: int = CHUNK_ELEMENTS,
+    block_elements: int = BLOCK_ELEMENTS,
 ) -> tuple[Tensor, Tensor]:
     """log pi(target) and entropy of pi, pi = softmax(logits / temperature).
 
     hidden [U, H], head_weight [V, H], targets [N] int64, rows [N] int64: the hidden state a target is predicted from
     (default: target n from hidden n; several targets may share one). head_bias [V]. softcap c: logits become
-    c * tanh(logits / c), as in Gemma-2. float32_head: the matrix product in float32 whatever the weights' type.
+    c * tanh(logits / c), as in Gemma. float32_head: the matrix product in float32 whatever the weights' type; the softmax
+    is float32 always.
 
     Returns logprobs [N] float32 and entropy [N] float32 (nats), both differentiable to hidden, head_weight, head_bias.
     """
     if rows is None:
         assert len(targets) == len(hidden), "without rows, every hidden state has one target"
         rows = torch.arange(len(targets), device=targets.device)
-    compute = hidden.dtype
-    if torch.is_autocast_enabled(hidden.device.type):
-        compute = torch.get_autocast_dtype(hidden.device.type)
-    if float32_head:
-        compute = torch.float32
-    with torch.autocast(hidden.device.type, enabled=False):
-        logprobs, entropy = _ChunkedHead.apply(
-            hidden, head_weight, head_bias, targets, rows, float(temperature), softcap, compute, chunk_tokens
-        )
-        return logprobs, entropy[rows]
+    kind = hidden.device.type
+    compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    block = max(1, block_elements // len(head_weight))
+    settings = _Settings(
+        temperature=temperature,
+        softcap=softcap,
+        compute=torch.float32 if float32_head else compute,
+        chunk=max(1, chunk_elements // len(head_weight) // block) * block,
+        block=block,
+    )
+    with torch.autocast(kind, enabled=False):
+        logprobs, entropy = _ChunkedHead.apply(hidden, head_weight, head_bias, targets, rows, settings)
+        return logprobs, entropy.index_select(0, rows)
 
 
 class _ChunkedHead(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        rows: Tensor,
-        temperature: float,
-        softcap: float | None,
-        compute: torch.dtype,
-        chunk: int,
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: Tensor, s: _Settings
     ) -> tuple[Tensor, Tensor]:
         count = len(hidden)
-        order = torch.argsort(rows, stable=True)  # targets by row, so that a chunk of rows is a slice of targets
-        starts = torch.arange(0, count + chunk, chunk, device=rows.device).clamp(max=count)
+        order = torch.argsort(rows, stable=True)  # targets by row: those of a block of rows are a slice
+        starts = torch.arange(0, count + s.block, s.block, device=rows.device)
         bounds = torch.searchsorted(rows[order], starts).tolist()
         logprobs = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
         log_sums = torch.empty(count, dtype=torch.float32, device=hidden.device)
         entropy = torch.empty(count, dtype=torch.float32, device=hidden.device)
-        matrix = weight.to(compute)
-        for c, begin in enumerate(range(0, count, chunk)):
-            own = slice(begin, min(begin + chunk, count))
-            z = _logits(hidden[own].to(compute), matrix, bias, softcap)[0].div_(temperature)
-            logp = torch.log_softmax(z, dim=1)
-            log_sums[own] = z[:, 0] - logp[:, 0]
-            picked = order[bounds[c] : bounds[c + 1]]
-            logprobs[picked] = logp[rows[picked] - begin, targets[picked]]
-            p = torch.exp(logp, out=z)
-            # -E[log p]; as a batched dot product it needs no further [chunk, V] tensor
-            entropy[own] = -torch.bmm(p[:, None], logp[:, :, None])[:, 0, 0]
+        matrix = weight.to(s.compute)
+        for begin in range(0, count, s.chunk):
+            chunk = hidden[begin : begin + s.chunk].to(s.compute) @ matrix.T
+            for offset in range(0, len(chunk), s.block):
+                first = begin + offset
+                own = slice(first, min(first + s.block, count))
+                z, _ = _scaled(chunk[offset : offset + s.block], bias, s)
+                logp = torch.log_softmax(z, dim=1)
+                picked = order[bounds[first // s.block] : bounds[first // s.block + 1]]
+                logprobs[picked] = logp[rows[picked] - first, targets[picked]]
+                log_sums[own] = z[:, 0] - logp[:, 0]
+                p = torch.exp(logp, out=z)
+                entropy[own] = -torch.bmm(p[:, None], logp[:, :, None])[:, 0, 0]
         ctx.save_for_backward(hidden, weight, bias, targets, rows, order, log_sums, entropy)
-        ctx.settings = (temperature, softcap, compute, chunk, bounds)
-        ctx.set_materialize_grads(False)
+        ctx.settings, ctx.bounds = s, bounds
+        ctx.set_materialize_grads(False)  # an unused entropy then costs nothing in the backward pass
         return logprobs, entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, rows, order, log_sums, entropy = ctx.saved_tensors
-        temperature, softcap, compute, chunk, bounds = ctx.settings
+        s, bounds = ctx.settings, ctx.bounds
+        need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
         grad_logprobs, grad_entropy = grads
-        if grad_logprobs is None and grad_entropy is None:
-            return (None,) * 9
         if grad_logprobs is None:
             grad_logprobs = torch.zeros(len(targets), device=hidden.device)
-        per_row = torch.zeros(len(hidden), device=hidden.device).index_add_(0, rows, grad_logprobs.float())
-        need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
+        grad_rows = torch.zeros(len(hidden), device=hidden.device).index_add_(0, rows, grad_logprobs)
         grad_hidden = torch.empty_like(hidden) if need_hidden else None
-        grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if need_weight else None
-        grad_bias = torch.zeros(weight.shape[0], device=weight.device) if need_bias else None
-        matrix = weight.to(compute)
-        for c, begin in enumerate(range(0, len(hidden), chunk)):
-            own = slice(begin, min(begin + chunk, len(hidden)))
-            h = hidden[own].to(compute)
-            z, capped = _logits(h, matrix, bias, softcap)
-            z = z.div_(temperature).sub_(log_sums[own, None])  # log p
-            # d log p(target) / d z = onehot - p;  d entropy / d z = -p (log p + entropy)
-            if grad_entropy is None:
-                g = z.exp_().mul_(-per_row[own, None])
-            else:
-                scale = (z + entropy[own, None]).mul_(grad_entropy[own, None]).add_(per_row[own, None])
-                g = z.exp_().mul_(scale).neg_()
-            picked = order[bounds[c] : bounds[c + 1]]
-            g.index_put_((rows[picked] - begin, targets[picked]), grad_logprobs[picked].float(), accumulate=True)
-            g.div_(temperature)
-            if capped is not None:
-                g.mul_(1 - capped.square())
-            if grad_bias is not None:
-                grad_bias += g.sum(0)
-            g = g.to(compute)
+        grad_weight = torch.zeros(weight.shape, device=weight.device) if need_weight else None
+        grad_bias = torch.zeros(len(weight), device=weight.device) if need_bias else None
+        matrix = weight.to(s.compute)
+        for begin in range(0, len(hidden), s.chunk):
+            h = hidden[begin : begin + s.chunk].to(s.compute)
+            chunk = h @ matrix.T  # logits, replaced by their gradients block by block
+            for offset in range(0, len(chunk), s.block):
+                first = begin + offset
+                own = slice(first, min(first + s.block, len(hidden)))
+                z, slope = _scaled(chunk[offset : offset + s.block], bias, s)
+                z.sub_(log_sums[own, None])  # log p
+                # d log p(target) / dz = onehot - p;  d entropy / dz = -p (log p + entropy)
+                if grad_entropy is None:
+                    g = z.exp_().mul_(-grad_rows[own, None])
+                else:
+                    factor = (z + entropy[own, None]).mul_(grad_entropy[own, None]).add_(grad_rows[own, None])
+                    g = z.exp_().mul_(factor.neg_())
+                picked = order[bounds[first // s.block] : bounds[first // s.block + 1]]
+                g.index_put_((rows[picked] - first, targets[picked]), grad_logprobs[picked], accumulate=True)
+                if slope is not None:
+                    g.mul_(slope)
+                if s.temperature != 1:
+                    g.div_(s.temperature)
+                if grad_bias is not None:
+                    grad_bias += g.sum(0)
+                chunk[offset : offset + s.block] = g
             if grad_hidden is not None:
-                grad_hidden[own] = g @ matrix
+                grad_hidden[begin : begin + s.chunk] = chunk @ matrix
             if grad_weight is not None:
-                grad_weight += g.T @ h
+                grad_weight += chunk.T @ h
         return (
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),
             None if grad_bias is None else grad_bias.to(bias.dtype),
-            *(None,) * 6,
+            None,
+            None,
+            None,
         )
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, softcap: float | None) -> tuple[Tensor, Tensor | None]:
-    """[chunk, V] float32 logits, fresh memory, and tanh(logits / softcap) where there is a cap."""
-    z = (hidden @ weight.T).float()
+def _scaled(logits: Tensor, bias: Tensor | None, s: _Settings) -> tuple[Tensor, Tensor | None]:
+    """(cap(logits + bias) / temperature, slope of the cap or None), float32, in memory that may be overwritten."""
+    z, slope = logits.float(), None
     if bias is not None:
         z = z + bias.float()
-    if softcap is None:
-        return z, None
-    capped = torch.tanh_(z.div_(softcap))
-    return capped * softcap, capped
+    if s.softcap is not None:
+        capped = torch.tanh(z / s.softcap)
+        z, slope = capped * s.softcap, 1 - capped.square()
+    return (z if s.temperature == 1 else z.div_(s.temperature)), slope

@@ -18,7 +18,6 @@ from rollouts.records import Group, Prompt, Trajectory
 from rollouts.sampling import Sampling
 from rollouts.worker import Asking, Finished, RolloutWorker
 
-
 SHARED_GPU_MEMORY = 0.35  # of a GPU that an engine shares with a trainer rank
 
 
