@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CHUNK_ELEMENTS = 1 << 26  # logits of a chunk: 128 MiB in bfloat16. Larger chunks add up the weight's gradient less often
+CHUNK_ELEMENTS = (
+    1 << 26
+)  # logits of a chunk: 128 MiB in bfloat16. Larger chunks add up the weight's gradient less often
 BLOCK_ELEMENTS = 1 << 20  # logits of a block: 4 MiB in float32
 
 
@@ -106,7 +108,7 @@ class _ChunkedHead(torch.autograd.Function):
             grad_logprobs = torch.zeros(len(targets), device=hidden.device)
         grad_rows = torch.zeros(len(hidden), device=hidden.device).index_add_(0, rows, grad_logprobs)
         grad_hidden = torch.empty_like(hidden) if need_hidden else None
-        grad_weight = torch.zeros(weight.shape, device=weight.device) if need_weight else None
+        grad_weight: Tensor | None = None
         grad_bias = torch.zeros(len(weight), device=weight.device) if need_bias else None
         matrix = weight.to(s.compute)
         for begin in range(0, len(hidden), s.chunk):
@@ -134,8 +136,8 @@ class _ChunkedHead(torch.autograd.Function):
                 chunk[offset : offset + s.block] = g
             if grad_hidden is not None:
                 grad_hidden[begin : begin + s.chunk] = chunk @ matrix
-            if grad_weight is not None:
-                grad_weight += chunk.T @ h
+            if need_weight:
+                grad_weight = _add_product(grad_weight, chunk.T, h)
         return (
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),
@@ -144,6 +146,15 @@ class _ChunkedHead(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
+    """total + a @ b, in place where it can be; sums of several products are float32."""
+    if total is None:
+        return a @ b
+    if a.dtype == torch.float32:
+        return total.addmm_(a, b)
+    return total.float().add_(a @ b)
 
 
 def _scaled(logits: Tensor, bias: Tensor | None, s: _Settings) -> tuple[Tensor, Tensor | None]:
