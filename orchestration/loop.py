@@ -17,7 +17,7 @@ from orchestration.console import Console
 from orchestration.evaluation import evaluation_tally
 from orchestration.logs import captured_output
 from orchestration.metrics import Tally
-from orchestration.rollout_actor import refuse_failed_rewards, rollout_tally
+from orchestration.rollout_actor import RewardFailures, refuse_failed_rewards, rollout_tally
 from orchestration.run_directory import RunDirectory, checkpoints
 from orchestration.sync import prove, synchronise
 from orchestration.update import prepare_updates
@@ -81,6 +81,7 @@ class RLJob:
             groups = self._generate(step, tally)
             self._train(groups, tally)
             self._sync(tally)
+            self.run.write_samples(step, [t for group in groups for t in group.trajectories])
         if self._due(step, self.config.eval.every) or step == 0:
             self._evaluate(step, tally)
         if step and self._due(step, self.config.checkpoint.every):
@@ -93,9 +94,12 @@ class RLJob:
             prompts = self.sampler.next(rollout.prompts_per_step)
             made = self.rollouts.generate(prompts, rollout.responses_per_prompt, self.sampling, step, "train")
         self.clock.move(made.reward_seconds, "generate", "reward")
-        self.run.write_samples(step, made.trajectories)
         tally.merge(rollout_tally(made.groups, self.config.reward.pass_threshold))
-        refuse_failed_rewards(made.trajectories, self.config.reward)
+        try:
+            refuse_failed_rewards(made.trajectories, self.config.reward)
+        except RewardFailures:
+            self.run.write_samples(step, made.trajectories)  # what the reward choked on
+            raise
         return made.groups
 
     def _train(self, groups: list[Group], tally: Tally) -> None:

@@ -85,21 +85,9 @@ class RunDirectory:
         with open(self.path / METRICS_FILE, "a", encoding="utf-8") as file:
             file.write(line + "\n")  # on closing it is the kernel's: a killed process loses no line
 
-    def write_samples(
-        self,
-        step: int,
-        trajectories: Iterable[Trajectory],
-        advantages: Iterable[float] | None = None,
-        heldout: bool = False,
-    ) -> Path:
-        """Write samples/step_000123.jsonl (heldout: eval_000123.jsonl), one line a response.
-
-        advantages: one per trajectory, in the same order.
-        """
+    def write_samples(self, step: int, trajectories: Iterable[Trajectory], heldout: bool = False) -> Path:
+        """Write samples/step_000123.jsonl (heldout: eval_000123.jsonl), one line a response."""
         records = [sample_record(trajectory) for trajectory in trajectories]
-        if advantages is not None:
-            for record, advantage in zip(records, advantages, strict=True):
-                record["advantage"] = _json_number(advantage)
         path = samples_path(self.path, step, heldout)
         lines = [json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records]
         write_atomically(path, "".join(lines))
@@ -162,6 +150,7 @@ def sample_record(trajectory: Trajectory) -> dict[str, Any]:
         "answer": _plain(t.prompt.answer),
         "response": t.response,
         "reward": None if t.reward is None else _json_number(t.reward),
+        "advantage": None if t.advantage is None else _json_number(t.advantage),
         "parts": {name: _json_number(value) for name, value in t.reward_parts.items()},
         "error": t.reward_error,
         "finish_reason": t.finish_reason,

@@ -36,6 +36,8 @@ class ScoredBatch:
         advantages = method.advantages(records) if trajectories else torch.zeros(0)
         if not torch.isfinite(advantages).all():
             raise ValueError(f"{type(method).__name__}.advantages gave a non-finite advantage")
+        for trajectory, advantage in zip(trajectories, advantages.tolist(), strict=True):
+            trajectory.advantage = advantage
         return cls(trajectories, records, advantages)
 
 

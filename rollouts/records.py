@@ -47,6 +47,7 @@ class Trajectory:
     reward: float | None = None  # None until scored, and for good when scoring failed
     reward_parts: dict[str, float] = field(default_factory=dict)
     reward_error: str | None = None  # why scoring failed: never a silent 0
+    advantage: float | None = None  # set when it is trained on
     generate_seconds: float = 0.0
     reward_seconds: float = 0.0
 

@@ -135,7 +135,7 @@ function show(record) {
     return;
   }
   const facts = [["reward", fixed(record.reward)], ...Object.entries(record.parts).map(([name, value]) => [name, fixed(value)])];
-  if ("advantage" in record) facts.push(["advantage", fixed(record.advantage)]);
+  if (record.advantage !== null) facts.push(["advantage", fixed(record.advantage)]);
   facts.push(["finish", record.finish_reason || "unknown"], ["tokens", String(record.tokens)], ["prompt tokens", String(record.prompt_tokens)]);
   if (record.versions.length) facts.push(["policy version", [...new Set(record.versions)].join(" to ")]);
   facts.push(["prompt id", record.prompt_id], ["group", `${record.group} / ${record.sample}`]);

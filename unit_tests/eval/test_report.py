@@ -61,7 +61,7 @@ def make_run(path: Path, steps: int, total: int | None = None, samples_every: in
             texts = [f"response {i} of step {step} {HOSTILE if i == 0 else ''}" for i in range(8)]
             rewards = [None if i == 7 else float(i % 2) for i in range(8)]
             written = [make_trajectory(step, i, *pair) for i, pair in enumerate(zip(texts, rewards, strict=True))]
-            run.write_samples(step, written, advantages=[0.5] * 8)
+            run.write_samples(step, written)
     return run
 
 

@@ -42,6 +42,7 @@ def make_trajectory(response: str = "4", reward: float | None = 1.0, answer: obj
         response=response,
         finish_reason="stop",
         reward=reward,
+        advantage=None if reward is None else 0.5,
         reward_parts={} if reward is None else {"last_number": reward},
         reward_error=None if reward is not None else "ValueError: no",
     )
@@ -99,7 +100,7 @@ def test_a_line_cut_off_by_a_kill_is_left_out(tmp_path: Path) -> None:
 def test_samples_come_back_as_written(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "a", "")
     odd = "line\u2028separator \x00 </script> \udc80 é 数"
-    run.write_samples(12, [make_trajectory(odd), make_trajectory(reward=None, answer=math.nan)], advantages=[0.5, 0.0])
+    run.write_samples(12, [make_trajectory(odd), make_trajectory(reward=None, answer=math.nan)])
     run.write_samples(0, [make_trajectory(answer=np.int64(4))], heldout=True)
     first, second = read_samples(run.path, 12)
     assert first["response"] == odd and first["advantage"] == 0.5 and first["versions"] == [3, 4]
@@ -107,8 +108,6 @@ def test_samples_come_back_as_written(tmp_path: Path) -> None:
     assert second["reward"] is None and second["error"] == "ValueError: no" and second["answer"] == "NaN"
     assert read_samples(run.path, 0, heldout=True)[0]["answer"] == "4"
     assert (sample_steps(run.path), sample_steps(run.path, heldout=True)) == ([12], [0])
-    with pytest.raises(ValueError, match="zip"):
-        run.write_samples(13, [make_trajectory()], advantages=[])
 
 
 def test_prompt_text_names_roles_and_images() -> None:
