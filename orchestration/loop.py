@@ -79,8 +79,8 @@ class RLJob:
                 tally.merge(prove(self.trainers, self.rollouts, 0, self.probes, self.sampling, self.config))
         else:
             groups = self._generate(step, tally)
-            self._train(groups, tally)
-            self._sync(tally)
+            if self._train(groups, tally):
+                self._sync(tally)
             self.run.write_samples(step, [t for group in groups for t in group.trajectories])
         if self._due(step, self.config.eval.every) or step == 0:
             self._evaluate(step, tally)
@@ -102,12 +102,14 @@ class RLJob:
             raise
         return made.groups
 
-    def _train(self, groups: list[Group], tally: Tally) -> None:
+    def _train(self, groups: list[Group], tally: Tally) -> bool:
+        """Whether the policy changed: a step in which no group has any variance changes nothing."""
         with self._phase("train"):
             updates, prepared = prepare_updates(groups, self.method, self.config, self.version)
             tally.merge(prepared)
             if updates:
                 tally.merge(self.trainers.step(updates))
+        return bool(updates)
 
     def _sync(self, tally: Tally) -> None:
         with self._phase("sync"):

@@ -30,7 +30,9 @@ class ScoredBatch:
         trajectories = [t for group in scored for t in group]
         records = Groups(
             rewards=torch.tensor([t.reward for t in trajectories], dtype=torch.float32),
-            group=torch.repeat_interleave(torch.arange(len(scored)), torch.tensor([len(g) for g in scored])),
+            group=torch.repeat_interleave(
+                torch.arange(len(scored)), torch.tensor([len(g) for g in scored], dtype=torch.int64)
+            ),
             lengths=torch.tensor([t.action_tokens for t in trajectories]),
         )
         advantages = method.advantages(records) if trajectories else torch.zeros(0)
