@@ -113,7 +113,7 @@ class Poisoned(GRPO):
 
 
 def test_a_non_finite_advantage_is_refused():
-    with pytest.raises(ValueError, match="Poisoned.advantages"):
+    with pytest.raises(ValueError, match=r"Poisoned\.advantages"):
         ScoredBatch.of([group(0, [0.0, 1.0])], Poisoned(GRPO.Params()))
 
 
