@@ -24,10 +24,11 @@ class TrainerSettings:
 
 
 def learning_rate_at(update: int, train: Train, total_updates: int) -> float:
-    """Learning rate of optimizer step `update` (from 0). Warm-up starts above zero; cosine and linear end at the minimum."""
+    """Learning rate of optimizer step `update` (from 0). Warm-up starts above zero, and the last step is still above
+    the minimum that cosine and linear lead to: no step has a rate of zero."""
     if update < train.warmup_steps:
         return train.learning_rate * (update + 1) / train.warmup_steps
-    span = max(total_updates - train.warmup_steps - 1, 1)
+    span = max(total_updates - train.warmup_steps, 1)
     progress = min((update - train.warmup_steps) / span, 1.0)
     decay = {"constant": 1.0, "linear": 1 - progress, "cosine": 0.5 * (1 + math.cos(math.pi * progress))}[
         train.schedule
