@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import itertools
 import os
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -80,7 +81,7 @@ class VLLMEngine:
         }
         self.environment: dict[str, str] = {}
         if device == "cpu":
-            self.arguments |= {"enforce_eager": True, "kv_cache_memory_bytes": GIB, "block_size": 32}
+            self.arguments |= cpu_arguments(tensor_parallel_size)
             self.environment = cpu_environment(threads)
         self.arguments |= engine or {}
         check_arguments(self.arguments)
@@ -92,8 +93,9 @@ class VLLMEngine:
         self._running: set[str] = set()
 
     async def start(self) -> None:
-        """Load the model and start vLLM's processes (10 to 30 s)."""
+        """Load the model, start vLLM's processes and make one token, which compiles what vLLM compiles (10 to 30 s)."""
         self._llm = await asyncio.to_thread(start_vllm, self.arguments, self.environment)
+        await self.generate([0], Sampling(max_new_tokens=1), 0, "warm-up", 0)
 
     async def generate(
         self, prompt_ids: Sequence[int] | IntArray, sampling: Sampling, step: int, prompt_id: str, sample: int
@@ -210,13 +212,33 @@ def check_arguments(arguments: dict[str, Any]) -> None:
         raise ValueError(f"rollout.engine.{name}: vLLM has no such engine argument{hint}")
 
 
+def cpu_arguments(tensor_parallel_size: int) -> dict[str, Any]:
+    """vLLM arguments that suit a CPU engine; measured in benchmarks/rollout_throughput.py."""
+    arguments: dict[str, Any] = {
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": GIB,
+        # The smallest the CPU kernels take. Only whole blocks of a prompt are shared by its responses, and vLLM's own
+        # 128 leaves short prompts unshared: 1.5 times slower on prompts of 36 tokens.
+        "block_size": 32,
+    }
+    if tensor_parallel_size == 1:
+        # The model runs inside vLLM's core process. In a process of its own, the core spins on a second core meanwhile.
+        arguments["distributed_executor_backend"] = "uni"
+    return arguments
+
+
 def cpu_environment(threads: int) -> dict[str, str]:
     """Environment of a CPU engine: threads that may move between cores and do not spin while they wait."""
-    return {
+    environment = {
         "OMP_NUM_THREADS": str(threads or len(os.sched_getaffinity(0))),
         "OMP_WAIT_POLICY": "PASSIVE",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # without it vLLM overrules the executor chosen in cpu_arguments
     }
+    if shutil.which(os.environ.get("CXX", "g++")) is None:
+        # vLLM compiles one function of its sampler with the C++ compiler. Without one it runs as it is written, slower.
+        environment["TORCHDYNAMO_DISABLE"] = "1"
+    return environment
 
 
 @contextlib.contextmanager
