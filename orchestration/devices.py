@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-import torch
-
 # Names under which orchestration/attention.py registers its functions.
 BUCKETS = "feynrl_buckets"
 FLEX = "feynrl_flex"
@@ -35,6 +33,8 @@ def resolve(device: str = "auto", attention: str | None = None) -> DeviceSpec:
         raise ValueError(f"model.device '{device}' is not one of auto, cpu, cuda")
     if attention not in (None, BUCKETS, FLEX):
         raise ValueError(f"attention '{attention}' is not one of {BUCKETS}, {FLEX}")
+    import torch  # late: the environment below has to be set before torch is imported
+
     gpus = torch.cuda.device_count()
     if device == "cuda" and not gpus and "RAY_ADDRESS" not in os.environ:  # a cluster's GPUs may be on other machines
         raise ValueError("model.device is cuda, but this machine has no CUDA device; use cpu or auto")
