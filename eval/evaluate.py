@@ -61,14 +61,14 @@ def run_eval(config: EvalConfig, prompts: PromptSets, run: RunDirectory, write_r
         run.write_metrics(0, {**tally.means(), **clock.lap()})
         write_result(config, run, rows, len(chosen))
         report = write_report(run.path)
-    console.summary(
-        f"{config.model.path} on {len(chosen)} prompts (95 % interval over prompts)",
-        {
-            **{name: f"{mean:.3f}  [{low:.3f}, {high:.3f}]" for name, (mean, low, high) in rows.items()},
-            "generations": run.path / "samples",
-            "report": report,
-        },
-    )
+        console.summary(
+            f"{config.model.path} on {len(chosen)} prompts (95 % interval over prompts)",
+            {
+                **{name: f"{mean:.3f}  [{low:.3f}, {high:.3f}]" for name, (mean, low, high) in rows.items()},
+                "generations": run.path / "samples",
+                "report": report,
+            },
+        )
 
 
 def passes(groups: list[Group], threshold: float) -> list[int]:
