@@ -109,7 +109,9 @@ class PolicyModel(nn.Module):
     This is what DeepSpeed wraps; `hf_model` is the model itself, to be saved and synchronised.
     """
 
-    def __init__(self, hf_model: nn.Module, float32_head: bool = False) -> None:
+    hf_model: Any  # a transformers PreTrainedModel
+
+    def __init__(self, hf_model: Any, float32_head: bool = False) -> None:
         """Raises ValueError when the model's family needs something packed sequences do not have here."""
         super().__init__()
         _refuse_unsupported(hf_model)
@@ -176,7 +178,7 @@ def load_policy(model: Model, device: DeviceSpec) -> PolicyModel:
     return PolicyModel(hf_model, model.float32_head)
 
 
-def _refuse_unsupported(hf: nn.Module) -> None:
+def _refuse_unsupported(hf: Any) -> None:
     config = hf.config
     name = type(hf).__name__
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}

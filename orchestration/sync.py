@@ -38,25 +38,20 @@ def trainer_logprobs(
     return found
 
 
-def synchronise(
-    trainers: TrainerGroup, rollouts: RolloutGroup, version: int, prompts: list[Prompt], sampling: Sampling,
-    config: RLConfig,
-) -> Tally:  # fmt: skip
-    """Bring every engine to policy `version`.
-
-    Raises:
-        ProbeFailed: engine and trainer disagree on the probe continuations by more than the tolerance.
-    """
-    update = trainers.publish(version)
-    rollouts.load_weights(version, update)
-    return prove(trainers, rollouts, version, prompts, sampling, config)
+def synchronise(trainers: TrainerGroup, rollouts: RolloutGroup, version: int) -> None:
+    """Publish the trainer's weights as `version` and load them into every engine."""
+    rollouts.load_weights(version, trainers.publish(version))
 
 
 def prove(
     trainers: TrainerGroup, rollouts: RolloutGroup, version: int, prompts: list[Prompt], sampling: Sampling,
     config: RLConfig,
 ) -> Tally:  # fmt: skip
-    """Compare engines and trainer on short continuations; also done before the first step."""
+    """Compare engines and trainer on short continuations; also done before the first step.
+
+    Raises:
+        ProbeFailed: they disagree by more than the tolerance.
+    """
     trajectories = rollouts.probe(prompts, sampling, version)
     ours = trainer_logprobs(trainers, trajectories, version, config.train.max_tokens_per_micro_batch)
     result = compare([t.behavior_logprobs for t in trajectories], ours, tolerance_for(config))
