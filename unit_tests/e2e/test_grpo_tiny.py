@@ -3,8 +3,10 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -114,17 +116,21 @@ def test_the_run_directory_holds_what_it_should(finished):
         assert name in process.stdout
 
 
-def test_nothing_is_left_running(finished):
-    """No process that inherited the run's environment outlives it: no Ray, engine, trainer or scoring process."""
-    left = []
+def marked_processes(run):
+    """Processes that inherited the run's environment: of Ray, the engine, the trainer, the scoring."""
+    found = []
     for process in psutil.process_iter(["pid", "name", "status"]):
         try:
             inherited = process.environ().get(MARK)
         except psutil.Error:  # gone meanwhile, or another user's
             continue
-        if inherited == str(finished[0]) and process.info["status"] != psutil.STATUS_ZOMBIE:
-            left.append(process.info)
-    assert not left
+        if inherited == str(run) and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process.info)
+    return found
+
+
+def test_nothing_is_left_running(finished):
+    assert not marked_processes(finished[0])
 
 
 def test_the_checkpoint_loads_in_transformers_and_evaluates_in_vllm(finished, tiny_model, tmp_path):
@@ -167,3 +173,35 @@ def test_a_run_that_fails_says_why_and_leaves_its_log(tiny_model, tmp_path):
     assert "Traceback" not in process.stdout
     assert "Traceback" in (tmp_path / "run" / "logs" / "driver.log").read_text()
     shutil.rmtree(tmp_path / "run")
+
+
+def test_ctrl_c_ends_cleanly(tiny_model, tmp_path):
+    """One line, exit code 130, whole files, a report, and no process left."""
+    run = tmp_path / "run"
+    sets = [f"model.path={tiny_model}", f"data.sources.0.file={tiny_model}/data/train.jsonl"]
+    sets += [f"data.heldout_sources.0.file={tiny_model}/data/heldout.jsonl", "train.steps=5000", "sync.method=disk"]
+    flags = [flag for setting in sets for flag in ("--set", setting)]
+    process = subprocess.Popen(
+        [sys.executable, "main_rl.py", "--config", "configs/grpo_tiny.yaml", "--run-dir", str(run), *flags],
+        cwd=ROOT, env={**os.environ, "PYTHONUNBUFFERED": "1", MARK: str(run)}, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    seen = []
+    for line in process.stdout:
+        seen.append(line)
+        if line.startswith("step 3/"):
+            break
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the foreground group
+    seen.append(process.communicate(timeout=60)[0])
+    output = "".join(seen)
+    assert process.returncode == 130, output
+    assert "interrupted" in output
+    assert "Traceback" not in output
+    assert [row["step"] for row in read_metrics(run)][:4] == [0, 1, 2, 3]
+    assert (run / "report.html").exists()
+    assert not list((run / "sync").glob("*"))
+    for _ in range(100):
+        if not marked_processes(run):
+            break
+        time.sleep(0.2)
+    assert not marked_processes(run)
