@@ -157,9 +157,12 @@ class VLLMEngine:
         try:
             await self._llm.start_weight_update()
             await self._llm.update_weights(WeightTransferUpdateRequest(update_info=update))
-            await self._llm.finish_weight_update(weight_version=str(version))
+            failures = [why for why in await self._llm.collective_rpc("weight_update_failure") if why]
+            await self._llm.finish_weight_update(weight_version=None if failures else str(version))
+            if failures:
+                raise WeightLoadError(failures[0])
             if not await self._llm.reset_prefix_cache(reset_running_requests=True):
-                raise RuntimeError("vLLM kept cached keys and values of the old weights")
+                raise WeightLoadError("vLLM kept cached keys and values of the old weights")
         except Exception as error:
             self._unusable = f"weights of version {version} did not load over version {self._version}: {error}"
             await self.abort()

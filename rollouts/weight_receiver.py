@@ -1,7 +1,7 @@
-"""Inside vLLM's workers: new weights are read from one memory-mapped file and loaded, wholly or not at all.
+"""Inside vLLM's workers: new weights are read from one memory-mapped file, checked and loaded, or refused.
 
 Two backends of vLLM's weight-transfer interface share this code: `direct` (the file lies in shared memory) and `disk`.
-`ReceiverExtension` is given to vLLM as `worker_extension_cls`; importing this module in a worker registers both.
+`ReceiverExtension` is given to vLLM as `worker_extension_cls`: it makes workers import this module, which registers both.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.logger import init_logger
 from vllm.model_executor.layers.attention import is_deferred_attention_layer
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
@@ -26,6 +27,8 @@ from vllm.model_executor.model_loader.reload.layerwise import (
     get_layerwise_info,
     initialize_layerwise_reload,
 )
+
+logger = init_logger(__name__)
 
 BACKENDS = ("direct", "disk")
 
@@ -58,6 +61,7 @@ class FileWeightReceiver(WeightTransferEngine[NoInit, FileUpdate]):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.tied = tied_heads(self.model)
+        self.failure: str | None = None
 
     def init_transfer_engine(self, init_info: NoInit) -> None:
         pass
@@ -72,16 +76,25 @@ class FileWeightReceiver(WeightTransferEngine[NoInit, FileUpdate]):
         pass
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        self.receive_weights(self.parse_update_info(update_info))
-        if self.device.type != "cpu":
-            torch.accelerator.synchronize()
+        """Load a version, or leave the reason why not in `failure`.
+
+        A failure is not raised here: of several workers' errors vLLM reads one, and takes the others for the answers
+        to its next calls. The engine asks every worker, through `ReceiverExtension.weight_update_failure`.
+        """
+        try:
+            self.receive_weights(self.parse_update_info(update_info))
+            if self.device.type != "cpu":
+                torch.accelerator.synchronize()
+            self.failure = None
+        except Exception as error:
+            logger.exception("weight update refused")
+            self.failure = f"{type(error).__name__}: {error}"
 
     def receive_weights(self, update_info: FileUpdate) -> None:
         """Check the bytes, load them, check that nothing was left out.
 
-        Raises:
-            ValueError: the file is not what the sender described (the model is untouched then), or the tensors do not
-                make up this model (the model is then a mixture and must not generate; a later full update mends it).
+        Raises ValueError: the file is not what the sender described (the model is untouched then), or the tensors do
+        not make up this model (the model is then a mixture and must not generate; a later whole update mends it).
         """
         named = read_tensors(update_info)
         initialize_layerwise_reload(self.model)
@@ -92,10 +105,7 @@ class FileWeightReceiver(WeightTransferEngine[NoInit, FileUpdate]):
             finalize_layerwise_reload(self.model, self.model_config)
             self.repack_tied_heads()
         if incomplete:
-            raise ValueError(
-                f"weights of version {update_info.version} are partial: {len(update_info.names)} tensors came, but "
-                f"these layers lack elements: {', '.join(incomplete)}"
-            )
+            raise ValueError(f"{len(named)} tensors came, but these layers lack elements: {', '.join(incomplete)}")
 
     def repack_tied_heads(self) -> None:
         """Give a language-model head that shares its weight with the embedding the new weight.
@@ -110,22 +120,22 @@ class FileWeightReceiver(WeightTransferEngine[NoInit, FileUpdate]):
 
 
 def read_tensors(update: FileUpdate) -> list[tuple[str, Tensor]]:
-    """Views into the memory-mapped file, after checking that its bytes are the ones that were sent."""
+    """Views into the memory-mapped file, after checking that its bytes are the ones that were sent.
+
+    Raises ValueError: the file cannot be mapped, its bytes are others, or a name comes twice.
+    """
     if len(set(update.names)) != len(update.names):
-        raise ValueError(f"weights of version {update.version} name a tensor twice")
+        raise ValueError("a tensor was sent twice")
     try:
         data = torch.from_file(update.path, shared=False, size=update.size_bytes, dtype=torch.uint8)
     except RuntimeError as error:
         raise ValueError(
-            f"weights of version {update.version}: {update.path} cannot be mapped with {update.size_bytes} bytes "
-            f"({error}); sync.method direct needs engines on the trainer's machine, disk a folder that both see"
+            f"{update.path} cannot be mapped with {update.size_bytes} bytes ({error}); sync.method direct needs engines "
+            "on the trainer's machine, disk a folder that both see"
         ) from error
     found = zlib.crc32(data.numpy().data)
     if found != update.crc32:
-        raise ValueError(
-            f"weights of version {update.version}: the bytes of {update.path} are not those sent "
-            f"(crc32 {found:08x}, sent {update.crc32:08x})"
-        )
+        raise ValueError(f"the bytes of {update.path} are not those sent (crc32 {found:08x}, sent {update.crc32:08x})")
     named = []
     for name, dtype, shape, offset in zip(update.names, update.dtypes, update.shapes, update.offsets, strict=True):
         kind = getattr(torch, dtype)
@@ -163,7 +173,13 @@ def incomplete_layers(model: nn.Module, except_heads: set[int]) -> list[str]:
 
 
 class ReceiverExtension:
-    """vLLM's `worker_extension_cls`: naming it makes workers import this module, and so know the backends below."""
+    """Mixed into vLLM's worker class."""
+
+    weight_transfer_engine: FileWeightReceiver  # vLLM's own attribute
+
+    def weight_update_failure(self) -> str | None:
+        """Why this worker refused the last update; None when it took it."""
+        return self.weight_transfer_engine.failure
 
 
 for backend in BACKENDS:

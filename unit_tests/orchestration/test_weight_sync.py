@@ -18,6 +18,7 @@ from rollouts.weight_receiver import FileUpdate, read_tensors
 
 ROOT = Path(__file__).parents[2]
 SHAPES = st.lists(st.lists(st.integers(0, 5), max_size=3), min_size=1, max_size=6)
+REFUSED = r"cannot be mapped|are not those sent"
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int8])
 
 
@@ -58,10 +59,10 @@ def test_there_is_one_version_at_a_time_and_none_after_close(tmp_path: Path, met
     assert read(first)[0][1].tolist() == [0, 0, 0]
     second = publisher.publish(2, [("a", torch.ones(3))])
     assert read(second)[0][1].tolist() == [1, 1, 1]
-    with pytest.raises(ValueError, match="version 1"):
+    with pytest.raises(ValueError, match=REFUSED):
         read(first)
     publisher.close()
-    with pytest.raises(ValueError, match=r"version 2: .* cannot be mapped"):
+    with pytest.raises(ValueError, match="cannot be mapped"):
         read(second)
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
 
@@ -100,7 +101,7 @@ def test_a_file_that_changed_is_refused(tmp_path: Path) -> None:
         changed = bytearray(content)
         changed[position] ^= 1
         path.write_bytes(changed)
-        with pytest.raises(ValueError, match=r"version 3: the bytes of .* \(crc32"):
+        with pytest.raises(ValueError, match=r"the bytes of .* \(crc32"):
             read(update)
     path.write_bytes(content)
     assert len(read(update)) == 2
@@ -115,12 +116,12 @@ def test_a_file_that_is_not_there_whole_is_refused(tmp_path: Path, change: str) 
         path.unlink()
     else:
         path.write_bytes(path.read_bytes()[:-4])
-    with pytest.raises(ValueError, match="version 3"):
+    with pytest.raises(ValueError, match=REFUSED):
         read(update)
 
 
 def test_a_name_sent_twice_is_refused(tmp_path: Path) -> None:
     publisher = WeightPublisher("disk", tmp_path / "weights")
     update = publisher.publish(1, [("a", torch.zeros(2)), ("a", torch.ones(2))])
-    with pytest.raises(ValueError, match="name a tensor twice"):
+    with pytest.raises(ValueError, match="sent twice"):
         read(update)
