@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from orchestration.probe import TOLERANCE_BY_DTYPE, ProbeFailed, compare
 from orchestration.weight_sync import WeightPublisher
@@ -43,6 +44,13 @@ def random_model(seed: int) -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
+def write_tokenizer(folder: Path) -> None:
+    """Token 7 is the word w007, and so on."""
+    core = Tokenizer(models.WordLevel({f"w{i:03d}": i for i in range(VOCABULARY)}, unk_token="w000"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=core, eos_token="w001", unk_token="w000").save_pretrained(folder)
+
+
 def published_tensors(model: LlamaForCausalLM) -> list[tuple[str, torch.Tensor]]:
     return [(name, parameter.detach()) for name, parameter in model.named_parameters()]
 
@@ -65,9 +73,10 @@ class Stack:
         self.folder = folder
         self.model = random_model(0)
         self.model.save_pretrained(folder / "model")
+        write_tokenizer(folder / "model")
         self.engine = VLLMEngine(
             str(folder / "model"), dtype="float32", device="cpu", max_model_len=512, threads=1,
-            engine={"skip_tokenizer_init": True, "kv_cache_memory_bytes": 64 * 1024**2, **engine},
+            engine={"kv_cache_memory_bytes": 64 * 1024**2, **engine},
         )  # fmt: skip
         self.run(self.engine.start())
         self.version = 0
@@ -149,6 +158,19 @@ def test_tokens_end_with_the_end_of_sequence_token_or_at_the_limit(stack: Stack)
         assert 1 not in made.token_ids[:-1]
 
 
+def test_a_stop_string_ends_a_response_and_stays_in_its_tokens(stack: Stack) -> None:
+    sampling = Sampling(max_new_tokens=64, seeded=True)
+    freely = stack.generate(sampling)
+    word = int(freely[0].token_ids[4])
+    stopped = stack.generate(Sampling(max_new_tokens=64, seeded=True, stop=(f"w{word:03d}",)))
+    for free, cut in zip(freely, stopped, strict=True):
+        where = np.flatnonzero(free.token_ids == word)
+        expected = free.token_ids[: where[0] + 1] if len(where) else free.token_ids
+        assert cut.token_ids.tolist() == expected.tolist()
+        assert len(cut.logprobs) == len(cut.versions) == len(cut.token_ids)
+        assert cut.finish_reason == ("stop" if len(where) else free.finish_reason)
+
+
 def test_seeds_are_a_function_of_step_prompt_and_sample(stack: Stack) -> None:
     sampling = Sampling(max_new_tokens=12, seeded=True, run_seed=3)
     first, again = (stack.generate(sampling, step=1, samples=2) for _ in range(2))
@@ -207,6 +229,12 @@ def test_nothing_is_generated_while_paused(stack: Stack) -> None:
         return await call
 
     assert len(stack.run(pause_and_resume()).token_ids) == 1
+
+
+def test_an_engine_wakes_from_sleep_with_its_weights(stack: Stack) -> None:
+    stack.run(stack.engine.sleep())
+    stack.run(stack.engine.wake())
+    assert stack.gap(stack.generate(Sampling(max_new_tokens=8)), 1.0) < 1e-4
 
 
 def test_a_partial_or_corrupted_update_is_refused(stack: Stack, publisher: WeightPublisher) -> None:

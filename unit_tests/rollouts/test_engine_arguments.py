@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import pytest
 
@@ -30,6 +31,20 @@ def test_a_cpu_engine_is_told_its_threads_and_a_gpu_engine_is_left_alone() -> No
     engine = VLLMEngine("some/model", device="cuda", threads=3)
     assert engine.environment == {}
     assert not {"enforce_eager", "kv_cache_memory_bytes", "block_size"} & engine.arguments.keys()
+
+
+def test_one_process_unless_the_model_is_split() -> None:
+    assert VLLMEngine("some/model", device="cpu").arguments["distributed_executor_backend"] == "uni"
+    assert (
+        "distributed_executor_backend" not in VLLMEngine("some/model", device="cpu", tensor_parallel_size=2).arguments
+    )
+
+
+def test_without_a_compiler_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", sys.executable)
+    assert "TORCHDYNAMO_DISABLE" not in VLLMEngine("some/model", device="cpu").environment
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert VLLMEngine("some/model", device="cpu").environment["TORCHDYNAMO_DISABLE"] == "1"
 
 
 def test_an_argument_vllm_does_not_know_is_refused_with_the_nearest() -> None:
