@@ -171,8 +171,8 @@ def _balance(units: list[_Unit], max_tokens: int, ranks: int) -> list[list[_Unit
     or never.
     """
     order = sorted(range(len(units)), key=lambda u: (-units[u].tokens, units[u].members))
-    total = sum(unit.tokens for unit in units)
-    rounds = max(1, -(-total // (max_tokens * ranks)))
+    total = sum(min(unit.tokens, max_tokens) for unit in units)
+    rounds = -(-total // (max_tokens * ranks))
     while True:
         bins: list[list[_Unit]] = [[] for _ in range(rounds * ranks)]
         heap = [(0, b) for b in range(len(bins))]

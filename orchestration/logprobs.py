@@ -17,6 +17,7 @@ CHUNK_ELEMENTS = (
     1 << 26
 )  # logits of a chunk: 128 MiB in bfloat16. Larger chunks add up the weight's gradient less often
 BLOCK_ELEMENTS = 1 << 20  # logits of a block: 4 MiB in float32
+SLICE_ROWS = 1 << 14  # rows of the weight's gradient that are added to at a time
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,11 @@ def _add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
         return a @ b
     if a.dtype == torch.float32:
         return total.addmm_(a, b)
-    return total.float().add_(a @ b)
+    total = total.float()
+    for begin in range(0, len(a), SLICE_ROWS):  # mixed types make float32 copies: small ones
+        own = slice(begin, begin + SLICE_ROWS)
+        total[own] += a[own] @ b
+    return total
 
 
 def _scaled(logits: Tensor, bias: Tensor | None, s: _Settings) -> tuple[Tensor, Tensor | None]:

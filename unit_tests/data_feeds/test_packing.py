@@ -67,6 +67,7 @@ def test_packing_keeps_every_action_token(step, max_tokens: int, ranks: int, sha
     per_rank = packed(trajectories, max_tokens, ranks, share)
     assert len(per_rank) == ranks
     assert len({len(batches) for batches in per_rank}) == 1
+    assert all(any(not batch.is_dummy for batch in batches) for batches in zip(*per_rank, strict=True))
     seen: Counter[int] = Counter()
     total_weight = 0.0
     for batch in (batch for batches in per_rank for batch in batches):

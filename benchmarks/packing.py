@@ -1,0 +1,176 @@
+"""What packing and shared prompts are worth: forward and backward of a training step, head included.
+
+    python -m benchmarks.packing                     # float32, about two minutes on two cores
+    python -m benchmarks.packing --dtype bfloat16
+
+Packed against padded to the longest of the micro-batch, the same code otherwise (attention, head, token budget), on
+lengths drawn log-normally with sigma 0.8; padded batches are taken in the order drawn, and once more sorted by length (the
+strongest padding). Then a group's prompt computed once against once per response. Rates count real tokens only. Both
+wall-clock and processor seconds are printed: the second holds on a busy machine too. Random weights: the model is small so
+that this ends soon.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import numpy as np
+import torch
+import transformers
+
+from data_feeds.packing import MicroBatch, Segment, pack
+from orchestration.devices import resolve
+from orchestration.forward import PolicyModel, to_device
+from rollouts.records import Prompt, Trajectory
+
+VOCABULARY = 8_192
+
+
+def build_model(dtype: torch.dtype) -> PolicyModel:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=256,
+        intermediate_size=704,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    )
+    hf_model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=resolve("cpu").attention)
+    return PolicyModel(hf_model).to(dtype)
+
+
+def trajectory(group: int, prompt_ids: np.ndarray, length: int, rng: np.random.Generator) -> Trajectory:
+    return Trajectory(
+        prompt=Prompt(str(group), []),
+        group_id=str(group),
+        sample=0,
+        prompt_ids=prompt_ids,
+        token_ids=rng.integers(0, VOCABULARY, length).astype(np.int32),
+        behavior_logprobs=np.zeros(length, np.float32),
+        versions=np.zeros(length, np.int32),
+        is_action=np.ones(length, bool),
+        turn=np.zeros(length, np.int32),
+    )
+
+
+def log_normal(count: int, median: float, sigma: float, prompt: int, rng: np.random.Generator) -> list[Trajectory]:
+    lengths = np.exp(rng.normal(np.log(median), sigma, size=count)).astype(int).clip(1, 2048)
+    return [trajectory(i, rng.integers(0, VOCABULARY, prompt).astype(np.int32), n, rng) for i, n in enumerate(lengths)]
+
+
+def packed(trajectories: list[Trajectory], max_tokens: int, share_prompts: bool) -> list[MicroBatch]:
+    groups = np.asarray([int(t.group_id) for t in trajectories])
+    weights = np.full(len(trajectories), 1.0 / sum(t.action_tokens for t in trajectories))
+    advantages = np.random.default_rng(1).normal(size=len(trajectories))
+    return pack(trajectories, groups, advantages, weights, 0, max_tokens, 1, share_prompts)[0]
+
+
+def padded(trajectories: list[Trajectory], max_tokens: int, by_length: bool) -> list[MicroBatch]:
+    """Micro-batches of at most max_tokens tokens, padding included, every sequence as long as the longest."""
+    single = packed(trajectories, 1, False)  # a budget of one token: every trajectory alone
+    single.sort(key=lambda b: (b.tokens if by_length else 0, b.trajectory_index[0]))
+    rows: list[list[MicroBatch]] = []
+    for batch in single:
+        if rows and (len(rows[-1]) + 1) * max(b.tokens for b in [*rows[-1], batch]) <= max_tokens:
+            rows[-1].append(batch)
+        else:
+            rows.append([batch])
+    return [_as_rectangle(row) for row in rows]
+
+
+def _as_rectangle(row: list[MicroBatch]) -> MicroBatch:
+    longest = max(batch.tokens for batch in row)
+    names = ("targets", "behavior_logprobs", "advantages", "loss_weights", "staleness", "group", "trajectory_index")
+    return replace(
+        row[0],
+        input_ids=np.concatenate([np.pad(batch.input_ids, (0, longest - batch.tokens)) for batch in row]),
+        position_ids=np.tile(np.arange(longest), len(row)),
+        segments=tuple(Segment(i * longest, longest) for i in range(len(row))),
+        predict=np.concatenate([batch.predict + i * longest for i, batch in enumerate(row)]),
+        sequence=np.concatenate([np.full(len(batch.targets), i) for i, batch in enumerate(row)]),
+        **{name: np.concatenate([getattr(batch, name) for batch in row]) for name in names},
+    )
+
+
+def step(model: PolicyModel, batches: list[MicroBatch]) -> tuple[float, float]:
+    """Forward and backward of a step, gradients added up in the model; (wall, processor) seconds."""
+    model.zero_grad()
+    wall, processor = time.perf_counter(), time.process_time()
+    for batch in batches:
+        prepared = to_device(batch, "cpu")
+        logprobs, _ = model(prepared)
+        (logprobs * prepared.advantages * prepared.loss_weights).sum().backward()
+    return time.perf_counter() - wall, time.process_time() - processor
+
+
+def compare(
+    model: PolicyModel, ways: dict[str, Callable[[], list[MicroBatch]]], real_tokens: int, repeats: int
+) -> None:
+    """Run all ways in turn, print their best times, and ratios and gradient differences to the first."""
+    batches = {name: make() for name, make in ways.items()}
+    seconds = dict.fromkeys(ways, (np.inf, np.inf))
+    gradients: dict[str, list[torch.Tensor]] = {}
+    for _ in range(repeats):
+        for name in ways:
+            seconds[name] = tuple(map(min, seconds[name], step(model, batches[name])))
+            gradients[name] = [p.grad.float().clone() for p in model.parameters() if p.grad is not None]
+    first = next(iter(ways))
+    scale = max(float(g.abs().max()) for g in gradients[first])
+    for name in ways:
+        wall, processor = seconds[name]
+        computed = sum(batch.tokens for batch in batches[name])
+        difference = max(float((a - b).abs().max()) for a, b in zip(gradients[name], gradients[first], strict=True))
+        print(
+            f"{name:28} {len(batches[name]):3} micro-batches  {computed:6} tokens computed  {real_tokens / wall:6.0f} real tokens/s"
+            f"   {wall:5.1f} s wall  {processor:5.1f} s processor   {first} is {wall / seconds[first][0]:.2f}x (wall),"
+            f" {processor / seconds[first][1]:.2f}x (processor) as fast   gradient difference {difference / scale:.1e}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--budget", type=int, default=4096, help="tokens per micro-batch")
+    parser.add_argument("--sequences", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=2)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    model = build_model(getattr(torch, args.dtype))
+    rng = np.random.default_rng(0)
+    step(model, packed(log_normal(4, 50, 0.1, 8, rng), args.budget, False))  # warm-up
+
+    drawn = log_normal(args.sequences, 150, 0.8, 16, rng)
+    lengths = np.asarray([len(t.prompt_ids) + len(t.token_ids) for t in drawn])
+    print(
+        f"{args.dtype}, {args.threads} threads; {len(drawn)} sequences, mean {lengths.mean():.0f}, longest {lengths.max()}"
+    )
+    ways: dict[str, Callable[[], list[MicroBatch]]] = {
+        "packed": lambda: packed(drawn, args.budget, False),
+        "padded": lambda: padded(drawn, args.budget, by_length=False),
+        "padded, sorted by length": lambda: padded(drawn, args.budget, by_length=True),
+    }
+    compare(model, ways, int(lengths.sum()), args.repeats)
+
+    groups = []
+    for group in range(3):
+        prompt_ids = rng.integers(0, VOCABULARY, 256).astype(np.int32)
+        groups += [trajectory(group, prompt_ids, 64, rng) for _ in range(8)]
+    print("3 groups of 8 responses, prompt 256, response 64")
+    ways = {
+        "shared prompt": lambda: packed(groups, args.budget, True),
+        "repeated prompt": lambda: packed(groups, args.budget, False),
+    }
+    compare(model, ways, len(groups) * 320, args.repeats)
+
+
+if __name__ == "__main__":
+    main()
