@@ -120,11 +120,11 @@ class VLLMEngine:
             raise WeightLoadError(self._unusable)
         token_ids = np.asarray(final.token_ids, dtype=np.int32)
         logprobs = np.asarray(final.logprobs.logprobs, dtype=np.float32)
-        assert final.finish_reason and len(logprobs) == len(token_ids)
-        versions = np.empty(len(token_ids), dtype=np.int32)
-        for span in final.weight_versions or ():
-            # vLLM labels every token with the version active when it was sampled; "default" is before the first sync.
-            versions[span.start : span.end] = 0 if span.version == "default" else int(span.version)
+        # vLLM labels every token with the version active when it was sampled; "default" is before the first sync.
+        spans = final.weight_versions or []
+        labels = [0 if span.version == "default" else int(span.version) for span in spans]
+        versions = np.repeat(np.asarray(labels, dtype=np.int32), [span.end - span.start for span in spans])
+        assert final.finish_reason and len(token_ids) == len(logprobs) == len(versions)
         return Generation(token_ids, logprobs, versions, final.finish_reason, time.perf_counter() - started)
 
     async def abort(self) -> None:
@@ -190,7 +190,8 @@ class VLLMEngine:
     async def shutdown(self) -> None:
         """End vLLM's processes."""
         llm, self._llm = self._llm, None
-        llm.shutdown()
+        if llm is not None:
+            llm.shutdown()
 
 
 def start_vllm(arguments: dict[str, Any], environment: dict[str, str]) -> Any:
