@@ -4,13 +4,14 @@
 
 Same model, prompts, split, reward, batch (16 x 8), temperature, length limit, learning rate, float32 masters with
 bfloat16 compute. Both are judged on the same held-out prompts every two steps; the time of judging and of start-up is
-left out on both sides. The two run one after the other. Prints the ratio (aim: 3 or better).
+left out on both sides. The two run one after the other, each until it reaches the target. Prints the ratio (aim: 3 or better).
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,13 +22,23 @@ from typing import Any
 EVERY = 2  # steps between evaluations, on both sides
 
 
-def ours(target: float, folder: Path, settings: list[str]) -> list[tuple[float, float]]:
-    """Run the default job; returns (training seconds, held-out greedy accuracy) at every evaluation."""
+def ours(target: float, folder: Path) -> list[tuple[float, float]]:
+    """Run the default job until it reaches the target; returns (training seconds, held-out greedy accuracy) at every
+    evaluation."""
+    command = [sys.executable, "main_rl.py", "--config", "configs/grpo.yaml", "--run-dir", str(folder)]
+    process = subprocess.Popen([*command, "--set", f"eval.every={EVERY}"], start_new_session=True)
+    while process.poll() is None and reached(our_curve(folder), target) is None:
+        time.sleep(1)
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+    if process.wait() not in (0, 130):
+        raise SystemExit("the default job failed; see above")
+    return our_curve(folder)
+
+
+def our_curve(folder: Path) -> list[tuple[float, float]]:
     from orchestration.run_directory import read_metrics
 
-    flags = [flag for setting in [f"eval.every={EVERY}", *settings] for flag in ("--set", setting)]
-    command = [sys.executable, "main_rl.py", "--config", "configs/grpo.yaml", "--run-dir", str(folder), *flags]
-    subprocess.run(command, check=True)
     curve, seconds = [], 0.0
     for row in read_metrics(folder):
         if row["step"] > 0:
@@ -135,20 +146,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", type=float, default=0.7, help="held-out greedy accuracy (default: %(default)s)")
     parser.add_argument("--peer-steps", type=int, default=20, help="trl's steps at most (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=30, help="our steps (default: %(default)s)")
     options = parser.parse_args()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with tempfile.TemporaryDirectory() as folder:
-        our_curve = ours(options.target, Path(folder) / "run", [f"train.steps={options.steps}"])
-    peer_curve = peer(options.target, options.peer_steps)
+        mine = ours(options.target, Path(folder) / "run")
+    theirs = peer(options.target, options.peer_steps)
     print("seconds, held-out greedy accuracy")
-    print("  ours", [(round(s), round(a, 3)) for s, a in our_curve])
-    print("  trl ", [(round(s), round(a, 3)) for s, a in peer_curve])
-    mine, theirs = reached(our_curve, options.target), reached(peer_curve, options.target)
-    if mine is None or theirs is None:
-        print(f"not reached {options.target}: ours {mine}, trl {theirs}; no ratio")
-        sys.exit(1)
-    print(f"to {options.target}: ours {mine:.0f} s, trl {theirs:.0f} s, ratio {theirs / mine:.2f}")
+    print("  ours", [(round(s), round(a, 3)) for s, a in mine])
+    print("  trl ", [(round(s), round(a, 3)) for s, a in theirs])
+    our_seconds, their_seconds = reached(mine, options.target), reached(theirs, options.target)
+    if our_seconds is None or their_seconds is None:
+        raise SystemExit(f"{options.target} not reached by both: ours {our_seconds}, trl {their_seconds}; no ratio")
+    ratio = their_seconds / our_seconds
+    print(f"to {options.target}: ours {our_seconds:.0f} s, trl {their_seconds:.0f} s, ratio {ratio:.2f}")
 
 
 if __name__ == "__main__":
