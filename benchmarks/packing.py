@@ -3,9 +3,9 @@
     python -m benchmarks.packing                     # float32, about two minutes on two cores
     python -m benchmarks.packing --dtype bfloat16
 
-Packed against padded to the longest of the micro-batch, the same code otherwise (attention, head, token budget), on
-lengths drawn log-normally with sigma 0.8; padded batches are taken in the order drawn, and once more sorted by length (the
-strongest padding). Then a group's prompt computed once against once per response. Rates count real tokens only. Both
+Packed against padded, the same code otherwise (attention, head, token budget), on lengths drawn log-normally with sigma
+0.8. Padded three ways: to the longest of the step, to the longest of each micro-batch in the order drawn, and the same after
+sorting by length; padded responses go through the head as well, as in any trainer on rectangular tensors. Then a group's prompt computed once against once per response. Rates count real tokens only. Both
 wall-clock and processor seconds are printed: the second holds on a busy machine too. Random weights: the model is small so
 that this ends soon.
 """
@@ -73,30 +73,38 @@ def packed(trajectories: list[Trajectory], max_tokens: int, share_prompts: bool)
     return pack(trajectories, groups, advantages, weights, 0, max_tokens, 1, share_prompts)[0]
 
 
-def padded(trajectories: list[Trajectory], max_tokens: int, by_length: bool) -> list[MicroBatch]:
-    """Micro-batches of at most max_tokens tokens, padding included, every sequence as long as the longest."""
+def padded(trajectories: list[Trajectory], max_tokens: int, how: str) -> list[MicroBatch]:
+    """Micro-batches of at most max_tokens tokens, padding included; how: "step", "micro-batch" or "sorted"."""
     single = packed(trajectories, 1, False)  # a budget of one token: every trajectory alone
-    single.sort(key=lambda b: (b.tokens if by_length else 0, b.trajectory_index[0]))
+    single.sort(key=lambda b: (b.tokens if how == "sorted" else 0, b.trajectory_index[0]))
+    least = max(b.tokens for b in single) if how == "step" else 0
     rows: list[list[MicroBatch]] = []
     for batch in single:
-        if rows and (len(rows[-1]) + 1) * max(b.tokens for b in [*rows[-1], batch]) <= max_tokens:
+        if rows and (len(rows[-1]) + 1) * max(least, *(b.tokens for b in [*rows[-1], batch])) <= max_tokens:
             rows[-1].append(batch)
         else:
             rows.append([batch])
-    return [_as_rectangle(row) for row in rows]
+    return [_as_rectangle(row, max(least, *(b.tokens for b in row), 0)) for row in rows]
 
 
-def _as_rectangle(row: list[MicroBatch]) -> MicroBatch:
-    longest = max(batch.tokens for batch in row)
-    names = ("targets", "behavior_logprobs", "advantages", "loss_weights", "staleness", "group", "trajectory_index")
+def _as_rectangle(row: list[MicroBatch], longest: int) -> MicroBatch:
+    """Every sequence continued with padding to `longest`; padding is predicted too, with weight 0."""
+    missing = [longest - batch.tokens for batch in row]
+    predict = [np.arange(batch.predict[0], longest) + i * longest for i, batch in enumerate(row)]
+
+    def stretched(name: str) -> np.ndarray:
+        return np.concatenate([np.pad(getattr(b, name), (0, extra)) for b, extra in zip(row, missing, strict=True)])
+
+    tokens = ("input_ids", "targets", "behavior_logprobs", "advantages", "loss_weights", "staleness")
     return replace(
         row[0],
-        input_ids=np.concatenate([np.pad(batch.input_ids, (0, longest - batch.tokens)) for batch in row]),
         position_ids=np.tile(np.arange(longest), len(row)),
         segments=tuple(Segment(i * longest, longest) for i in range(len(row))),
-        predict=np.concatenate([batch.predict + i * longest for i, batch in enumerate(row)]),
-        sequence=np.concatenate([np.full(len(batch.targets), i) for i, batch in enumerate(row)]),
-        **{name: np.concatenate([getattr(batch, name) for batch in row]) for name in names},
+        predict=np.concatenate(predict),
+        sequence=np.repeat(np.arange(len(row)), [len(p) for p in predict]),
+        group=np.concatenate([batch.group for batch in row]),
+        trajectory_index=np.concatenate([batch.trajectory_index for batch in row]),
+        **{name: stretched(name) for name in tokens},
     )
 
 
@@ -120,7 +128,8 @@ def compare(
     gradients: dict[str, list[torch.Tensor]] = {}
     for _ in range(repeats):
         for name in ways:
-            seconds[name] = tuple(map(min, seconds[name], step(model, batches[name])))
+            wall, processor = step(model, batches[name])
+            seconds[name] = min(wall, seconds[name][0]), min(processor, seconds[name][1])
             gradients[name] = [p.grad.float().clone() for p in model.parameters() if p.grad is not None]
     first = next(iter(ways))
     scale = max(float(g.abs().max()) for g in gradients[first])
@@ -155,8 +164,9 @@ def main() -> None:
     )
     ways: dict[str, Callable[[], list[MicroBatch]]] = {
         "packed": lambda: packed(drawn, args.budget, False),
-        "padded": lambda: padded(drawn, args.budget, by_length=False),
-        "padded, sorted by length": lambda: padded(drawn, args.budget, by_length=True),
+        "padded to the step": lambda: padded(drawn, args.budget, "step"),
+        "padded to the micro-batch": lambda: padded(drawn, args.budget, "micro-batch"),
+        "padded, sorted by length": lambda: padded(drawn, args.budget, "sorted"),
     }
     compare(model, ways, int(lengths.sum()), args.repeats)
 

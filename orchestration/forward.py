@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+import orchestration.attention  # noqa: F401  registers the attention functions
 from configs.schema import Model
 from data_feeds.packing import MicroBatch
-from orchestration.attention import PackedLayout
 from orchestration.devices import DeviceSpec
 from orchestration.logprobs import token_logprobs
+from orchestration.packed_layout import PackedLayout
 
 
 @dataclass(frozen=True)
