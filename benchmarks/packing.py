@@ -5,9 +5,9 @@
 
 Packed against padded, the same code otherwise (attention, head, token budget), on lengths drawn log-normally with sigma
 0.8. Padded three ways: to the longest of the step, to the longest of each micro-batch in the order drawn, and the same after
-sorting by length; padded responses go through the head as well, as in any trainer on rectangular tensors. Then a group's prompt computed once against once per response. Rates count real tokens only. Both
-wall-clock and processor seconds are printed: the second holds on a busy machine too. Random weights: the model is small so
-that this ends soon.
+sorting by length; padded responses go through the head as well, as in any trainer on rectangular tensors. Then a group's
+prompt computed once against once per response. Rates count real tokens only. Both wall-clock and processor seconds are
+printed: the second holds on a busy machine too. Random weights: the model is small so that this ends soon.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _as_rectangle(row: list[MicroBatch], longest: int) -> MicroBatch:
         sequence=np.repeat(np.arange(len(row)), [len(p) for p in predict]),
         group=np.concatenate([batch.group for batch in row]),
         trajectory_index=np.concatenate([batch.trajectory_index for batch in row]),
-        **{name: stretched(name) for name in tokens},
+        **{name: stretched(name) for name in tokens},  # type: ignore[arg-type]  # none of them is `images`
     )
 
 
