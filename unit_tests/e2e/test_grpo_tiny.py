@@ -185,14 +185,20 @@ def test_ctrl_c_ends_cleanly(tiny_model, tmp_path):
         [sys.executable, "main_rl.py", "--config", "configs/grpo_tiny.yaml", "--run-dir", str(run), *flags],
         cwd=ROOT, env={**os.environ, "PYTHONUNBUFFERED": "1", MARK: str(run)}, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a background shell ignores it
     )  # fmt: skip
     seen = []
-    for line in process.stdout:
-        seen.append(line)
-        if line.startswith("step 3/"):
-            break
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the foreground group
-    seen.append(process.communicate(timeout=60)[0])
+    try:
+        for line in process.stdout:
+            seen.append(line)
+            if line.startswith("step 3/"):
+                break
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the foreground group
+        seen.append(process.communicate(timeout=60)[0])
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(timeout=60)
     output = "".join(seen)
     assert process.returncode == 130, output
     assert "interrupted" in output
