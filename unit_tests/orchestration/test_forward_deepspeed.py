@@ -71,6 +71,7 @@ def worker(out: str) -> None:
     import deepspeed
     from deepspeed.utils import safe_get_full_grad
 
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # as the trainer: nothing is compiled
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
     rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
     gradients = []
