@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -30,7 +29,7 @@ def ours(target: float, folder: Path) -> list[tuple[float, float]]:
     while process.poll() is None and reached(our_curve(folder), target) is None:
         time.sleep(1)
     if process.poll() is None:
-        process.send_signal(signal.SIGINT)
+        process.terminate()
     if process.wait() not in (0, 130):
         raise SystemExit("the default job failed; see above")
     return our_curve(folder)
