@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from rollouts.engine import VLLMEngine, changed_environment
+from rollouts.engine import VLLMEngine, cpu_environment
 from rollouts.sampling import Sampling
 
 SUBJECTS = ("bare", "bare_logprobs", "ours", "ours_seeded")
@@ -87,10 +87,9 @@ def measure_bare(options: argparse.Namespace, sampling: Sampling, logprobs: bool
     prompts = arithmetic_prompts(options.model, options.prompts)
     engine = engine_of(options)
     arguments = {k: v for k, v in engine.arguments.items() if not k.startswith(("worker_extension", "weight_transfer"))}
-    with changed_environment(engine.environment):
-        from vllm import LLM
+    from vllm import LLM
 
-        llm = LLM(**arguments)
+    llm = LLM(**arguments)
     parameters = sampling.to_vllm(0, "", 0)
     parameters.logprobs = 0 if logprobs else None
     asked: Any = [{"prompt_token_ids": prompt} for prompt in prompts for _ in range(options.responses)]
@@ -109,11 +108,13 @@ def measure(options: argparse.Namespace) -> list[dict[str, float]]:
     return measure_bare(options, sampling, logprobs=options.measure == "bare_logprobs")
 
 
-def in_its_own_process(subject: str) -> list[dict[str, float]]:
+def in_its_own_process(subject: str, options: argparse.Namespace) -> list[dict[str, float]]:
+    """Bare vLLM computes in the process itself, whose threads are set before it starts: both sides get the same."""
+    environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}
+    if options.device == "cpu":
+        environment |= cpu_environment(options.threads)
     command = [sys.executable, "-m", "benchmarks.rollout_throughput", *sys.argv[1:], "--measure", subject]
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}
-    )
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
@@ -138,7 +139,8 @@ def main() -> None:
     phases: dict[str, list[dict[str, float]]] = {subject: [] for subject in SUBJECTS}
     for _ in range(options.rounds):
         for subject in SUBJECTS:
-            phases[subject] += in_its_own_process(subject)
+            print(f"measuring {subject} ...", file=sys.stderr, flush=True)
+            phases[subject] += in_its_own_process(subject, options)
     print(f"{options.prompts} prompts x {options.responses} responses, up to {options.max_new_tokens} tokens; medians")
     clock = {s: statistics.median(p["tokens"] / p["seconds"] for p in phases[s]) for s in SUBJECTS}
     work = {s: statistics.median(p["tokens"] / p["cpu_seconds"] for p in phases[s]) for s in SUBJECTS}
