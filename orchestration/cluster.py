@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,6 +43,7 @@ def started_ray() -> Iterator[None]:
         return
     paths = [str(ROOT), os.getcwd(), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     ray.init(
         address=os.environ.get("RAY_ADDRESS"),
         include_dashboard=False if "RAY_ADDRESS" not in os.environ else None,
@@ -48,6 +51,8 @@ def started_ray() -> Iterator[None]:
         log_to_driver=False,  # actors write to files in the run directory
         runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}},
     )
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, on_sigterm)  # Ray puts its own, which exits with another code and says nothing
     try:
         yield
     finally:
