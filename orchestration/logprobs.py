@@ -1,8 +1,8 @@
 """Log-probabilities and entropy of chosen tokens from hidden states and the head, without a micro-batch's logits.
 
 Two levels. A chunk of rows goes through the matrix product, in the compute type. Within it, blocks of a few rows go through
-the float32 softmax while they are in the cache. Nothing of size [rows, vocabulary] outlives its chunk: the backward pass
-makes the logits again.
+the float32 softmax while they are in the cache. The backward pass makes the logits again; only where all of them are one
+chunk, in bfloat16, are they kept.
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ class _ChunkedHead(torch.autograd.Function):
         log_sums = torch.empty(count, dtype=torch.float32, device=hidden.device)
         entropy = torch.empty(count, dtype=torch.float32, device=hidden.device)
         matrix = weight.to(s.compute)
+        kept = None
         for begin in range(0, count, s.chunk):
             chunk = hidden[begin : begin + s.chunk].to(s.compute) @ matrix.T
             for offset in range(0, len(chunk), s.block):
@@ -94,14 +95,16 @@ class _ChunkedHead(torch.autograd.Function):
                 log_sums[own] = z[:, 0] - logp[:, 0]
                 p = torch.exp(logp, out=z)
                 entropy[own] = -torch.bmm(p[:, None], logp[:, :, None])[:, 0, 0]
-        ctx.save_for_backward(hidden, weight, bias, targets, rows, order, log_sums, entropy)
+            if count <= s.chunk and s.compute != torch.float32:
+                kept = chunk
+        ctx.save_for_backward(hidden, weight, bias, targets, rows, order, log_sums, entropy, kept)
         ctx.settings, ctx.bounds = s, bounds
         ctx.set_materialize_grads(False)  # an unused entropy then costs nothing in the backward pass
         return logprobs, entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, rows, order, log_sums, entropy = ctx.saved_tensors
+        hidden, weight, bias, targets, rows, order, log_sums, entropy, kept = ctx.saved_tensors
         s, bounds = ctx.settings, ctx.bounds
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
         grad_logprobs, grad_entropy = grads
@@ -114,7 +117,7 @@ class _ChunkedHead(torch.autograd.Function):
         matrix = weight.to(s.compute)
         for begin in range(0, len(hidden), s.chunk):
             h = hidden[begin : begin + s.chunk].to(s.compute)
-            chunk = h @ matrix.T  # logits, replaced by their gradients block by block
+            chunk = h @ matrix.T if kept is None else kept.clone()  # logits, replaced by their gradients block by block
             for offset in range(0, len(chunk), s.block):
                 first = begin + offset
                 own = slice(first, min(first + s.block, len(hidden)))
