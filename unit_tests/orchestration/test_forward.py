@@ -133,9 +133,15 @@ def gradients(model: PolicyModel) -> dict[str, torch.Tensor]:
     return collected
 
 
+@pytest.mark.parametrize("short_keys", [192, 6])
 @pytest.mark.parametrize("share_prompts", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_packed_equals_separate(family: str, share_prompts: bool, trajectories: list[Trajectory]) -> None:
+def test_packed_equals_separate(
+    family: str, share_prompts: bool, short_keys: int, trajectories: list[Trajectory], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With few keys counting as short, rows go through the fused kernel and repeat their shared prompt."""
+    monkeypatch.setattr("orchestration.packed_layout.SHORT_KEYS", short_keys)
+    monkeypatch.setattr("orchestration.attention.SHORT_KEYS", short_keys)
     model = build(family)
     for max_tokens in (10_000, 40):
         model.hf_model.set_attn_implementation(BUCKETS)
