@@ -187,6 +187,8 @@ def _refuse_unsupported(hf: Any) -> None:
         raise ValueError(
             f"{name} has layers of type {', '.join(sorted(kinds))}: packed sequences would leak through them"
         )
+    if not getattr(hf, "_supports_attention_backend", False):
+        raise ValueError(f"{name} does not use transformers' attention interface, which packed sequences need")
     if getattr(config, "use_bidirectional_attention", False):
         raise ValueError(f"{name} attends in both directions; only causal models are supported")
     if not isinstance(hf.get_output_embeddings(), nn.Linear):
