@@ -79,7 +79,10 @@ def test_the_ways_out_work_and_bring_no_warning(overrides: list[str]) -> None:
     [
         (["rollout.top_p=0.9"], "rollout.top_p: 0.9 samples from a truncated distribution"),
         (["rollout.top_k=50"], "rollout.top_k: 50 samples from a truncated distribution"),
-        (["train.schedule=constant", "train.min_learning_rate=1e-6"], "train.min_learning_rate: has no effect with train.schedule constant"),
+        (
+            ["train.schedule=constant", "train.min_learning_rate=1e-6"],
+            "train.min_learning_rate: has no effect with train.schedule constant",
+        ),
         (["sync.probe_tolerance=0.5"], "sync.probe_tolerance: 0.5 nats may not notice"),
         (["sync.probe_tolerance=0.01"], "sync.probe_tolerance: 0.01 nats is close to bfloat16's own noise"),
         (["eval.every=51"], "eval.every: 51 is above train.steps 50"),
