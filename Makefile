@@ -23,7 +23,7 @@ help: ## list the targets
 # ---- training ----
 
 .PHONY: grpo
-grpo: install model ## set up, then train SmolLM2-135M with GRPO, the default job, to its end (4 to 8 minutes on 2 cores)
+grpo: install model ## set up, then train SmolLM2-135M with GRPO, the default job, to its end (5 to 10 minutes on 2 cores)
 	@$(call job,main_rl.py,grpo,runs/grpo)
 
 .PHONY: grpo-tiny
