@@ -74,27 +74,16 @@ def make(out: Path, seed: int = 0) -> Path:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    from orchestration.devices import environment_for_trainer
+    from orchestration.devices import environment_for_trainer, free_port
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="folder to write (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of data, initial weights and order (default: %(default)s)")
     options = parser.parse_args(arguments)
-    if (options.out / "config.json").exists():
-        print(f"{options.out} is there already")
-        return
     wanted = environment_for_trainer("cpu", threads=1) | {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     wanted |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     os.environ.update(wanted)
     make(options.out, options.seed)
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from dataclasses import dataclass
 
 # Names under which orchestration/attention.py registers its functions.
@@ -74,3 +75,10 @@ def environment_for_trainer(device: str, threads: int) -> dict[str, str]:
         "OMP_WAIT_POLICY": "PASSIVE",
         "TOKENIZERS_PARALLELISM": "false",
     }
+
+
+def free_port() -> int:
+    """A port on this machine that nobody listens on, for a rendezvous of trainer ranks."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])

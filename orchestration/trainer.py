@@ -149,8 +149,7 @@ class Trainer:
             if self.rank == 0:
                 state[name] = tensor.cpu().clone()
         if self.rank == 0:
-            hf_model: Any = self.policy.hf_model
-            hf_model.save_pretrained(folder, state_dict=state)
+            self.policy.hf_model.save_pretrained(folder, state_dict=state)
             load_tokenizer(self.settings.model.path, self.settings.model.trust_remote_code).save_pretrained(folder)
 
 

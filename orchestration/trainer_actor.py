@@ -12,7 +12,7 @@ import ray
 
 from algs.method import PolicyMethod
 from data_feeds.packing import MicroBatch
-from orchestration.devices import DeviceSpec, environment_for_trainer
+from orchestration.devices import DeviceSpec, environment_for_trainer, free_port
 from orchestration.logs import redirect_output_to
 from orchestration.metrics import Tally
 from orchestration.run_directory import RunDirectory
@@ -30,11 +30,7 @@ class TrainerActor:
 
     def address(self) -> tuple[str, int]:
         """This node's address and a free port on it, for the ranks' rendezvous."""
-        import socket
-
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return ray.util.get_node_ip_address(), probe.getsockname()[1]
+        return ray.util.get_node_ip_address(), free_port()
 
     def start(
         self, rank: int, ranks: int, address: tuple[str, int], settings: TrainerSettings, method: PolicyMethod,
