@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from algs.method import Groups
+from algs.records import Groups
 
 
 def group_mean(groups: Groups) -> Tensor:

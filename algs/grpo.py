@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from algs import advantages, kl
-from algs.method import Groups, MethodParams, PolicyMethod, PolicyTokens, TokenLoss, param
+from algs.method import MethodParams, PolicyMethod, param
+from algs.records import Groups, PolicyTokens, TokenLoss
 
 
 class GRPO(PolicyMethod):
@@ -17,7 +18,7 @@ class GRPO(PolicyMethod):
         r = pi / pi_old                         A = (R - mean_g) / (std_g + 1e-6)
         loss = -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) + kl_coef * KL(pi || pi_ref)
 
-    The paper averages over each response, then over responses: `train.aggregation: sequence_mean`.
+    The paper averages over each response, then over responses: `objective.aggregation: sequence_mean`.
     Differs from the paper by: separate clip bounds (DAPO's "clip higher"; equal by default, as in the paper); kl_coef 0
     by default (the paper: 0.04), so that no reference model is held; exactly zero advantage for groups without variance.
     Differs from PPO by: the group baseline in place of a critic. Dr. GRPO is this with group_mean and fixed_length.
@@ -33,6 +34,7 @@ class GRPO(PolicyMethod):
         kl_coef: float = param(0.0, "Weight of KL(pi || pi_ref) in the loss; 0 holds no reference model.", ge=0)
         kl_estimator: Literal["k1", "k2", "k3"] = param("k3", "Per-token KL estimator; k3 is the paper's.")
 
+    aggregation = "sequence_mean"
     params: Params
 
     def needs(self) -> frozenset[str]:

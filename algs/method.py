@@ -1,4 +1,4 @@
-"""The records a method sees, the base class it fills in, and how a name in the config becomes a method.
+"""The base class a method fills in, and how a name in the config becomes a method.
 
 A method is one file: a `Params` block, an advantage on whole groups, a loss on the action tokens of a micro-batch.
 Everything else (forward pass, temperature, packing, aggregation, accumulation, clipping, stepping, metrics) is the
@@ -12,8 +12,9 @@ import importlib
 import inspect
 from typing import Any, ClassVar, dataclass_transform
 
-import torch
 from torch import Tensor
+
+from algs.records import Groups, PolicyTokens, TokenLoss
 
 
 def param(default: Any, help: str, **bounds: Any) -> Any:
@@ -32,77 +33,33 @@ class MethodParams:
         dataclasses.dataclass(frozen=True, kw_only=True)(cls)
 
 
-@dataclasses.dataclass(frozen=True)
-class Groups:
-    """What an advantage sees: S scored trajectories of P prompts, before any sharding, packing or dropping."""
-
-    rewards: Tensor  # [S] float32
-    group: Tensor  # [S] int64 in 0..P-1; groups may be ragged
-    lengths: Tensor  # [S] int64, action tokens per trajectory
-
-    def sum_by_group(self, x: Tensor) -> Tensor:
-        """Sum over each group. x [S] -> [P]."""
-        groups = int(self.group.max()) + 1 if self.group.numel() else 0
-        return x.new_zeros(groups).index_add_(0, self.group, x)
-
-    @property
-    def sizes(self) -> Tensor:
-        """Trajectories per group, [P] float32."""
-        return self.sum_by_group(torch.ones_like(self.rewards))
-
-
-@dataclasses.dataclass(frozen=True)
-class PolicyTokens:
-    """What a loss sees: the N action tokens of one micro-batch, flattened. There is no padding and no mask here.
-
-    All `[N]` tensors are float32 unless noted. Only `logprobs` and `entropy` (and `values`) carry gradient.
-    """
-
-    logprobs: Tensor  # [N] log pi, at the sampling temperature
-    behavior_logprobs: Tensor  # [N] log mu, as the engine sampled them
-    old_logprobs: Tensor  # [N] log pi_old, the trainer's policy at the start of the step
-    advantages: Tensor  # [N]
-    entropy: Tensor  # [N] in nats, at the sampling temperature
-    sequence: Tensor  # [N] int64 in 0..S-1, the trajectory a token belongs to
-    group: Tensor  # [S] int64, the prompt a trajectory belongs to
-    staleness: Tensor  # [N] int64, policy versions between sampling and now
-    ref_logprobs: Tensor | None = None  # [N] log pi_ref; present when the method's needs() names it
-    values: Tensor | None = None  # [N] critic
-    returns: Tensor | None = None  # [N]
-
-    def sequence_sum(self, x: Tensor) -> Tensor:
-        """Sum over each trajectory. x [N] -> [S]."""
-        return x.new_zeros(self.group.shape[0]).index_add_(0, self.sequence, x)
-
-    def sequence_mean(self, x: Tensor) -> Tensor:
-        """Mean over each trajectory's tokens. x [N] -> [S]; a trajectory with no token here gives 0."""
-        return self.sequence_sum(x) / self.sequence_sum(torch.ones_like(x)).clamp(min=1)
-
-
-@dataclasses.dataclass(frozen=True)
-class TokenLoss:
-    """A method's answer: the loss of each token, and named per-token metrics (reduced as sum and count, never as means
-    of means)."""
-
-    values: Tensor  # [N] float32, minimised
-    metrics: dict[str, Tensor] = dataclasses.field(default_factory=dict)  # each [N], detached by the trainer
-
-
 class PolicyMethod:
     """Base of every method. Subclass, declare `Params`, write `advantages` and `loss`."""
 
     Params: ClassVar[type[MethodParams]]
+    aggregation: ClassVar[str] = "token_mean"  # the paper's; objective.aggregation overrides it
 
     def __init__(self, params: Any) -> None:
         self.params = params
 
     def needs(self) -> frozenset[str]:
-        """Optional `PolicyTokens` fields this method reads under its parameters, e.g. {"ref_logprobs"}."""
+        """Optional `PolicyTokens` fields this method reads under its parameters: "ref_logprobs", "values" (a critic)."""
         return frozenset()
 
     def advantages(self, groups: Groups) -> Tensor:
-        """Advantage of each trajectory, [S] float32; the trainer puts it on every action token of the response."""
+        """Advantage of each trajectory, [S] float32, put on every action token of it; or of each action token, [N]."""
         raise NotImplementedError(f"{type(self).__name__} defines no advantage")
+
+    def returns(self, groups: Groups) -> Tensor:
+        """What the critic learns to predict, [N] float32; asked of methods that need "values"."""
+        raise NotImplementedError(f"{type(self).__name__} has a critic but defines no returns")
+
+    def step_sums(self, t: PolicyTokens) -> dict[str, Tensor]:
+        """Per-token quantities, [N] each, whose sums over the whole optimizer step the loss needs before it can begin.
+
+        Defining this costs a forward pass without gradient per optimizer step; the sums come as `t.step_sums`.
+        """
+        return {}
 
     def loss(self, t: PolicyTokens) -> TokenLoss:
         """Loss of each action token, to be minimised."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from algs.method import MethodParams, PolicyMethod, PolicyTokens, TokenLoss
+from algs.method import MethodParams, PolicyMethod
+from algs.records import PolicyTokens, TokenLoss
 
 
 class SFT(PolicyMethod):
-    """loss = -log pi. Advantages play no part; `train.aggregation: token_mean` gives the usual cross-entropy."""
+    """loss = -log pi. Advantages play no part; `objective.aggregation: token_mean` gives the usual cross-entropy."""
 
     class Params(MethodParams):
         pass

@@ -141,7 +141,7 @@ def is_blind_to_single_responses(algorithm: Algorithm) -> bool:
     """
     import torch
 
-    from algs.method import Groups
+    from algs.records import Groups
 
     rewards = torch.tensor([0.0, 1.0, 0.25])
     groups = Groups(rewards=rewards, group=torch.arange(3), lengths=torch.tensor([4, 5, 6]))

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import ValidationError
 
 from configs import algorithm, yaml_text
+from configs.block import Block
 from configs.messages import nearest, problems
-from configs.schema import Block, EvalConfig, RLConfig
+from configs.schema import EvalConfig, RLConfig
 
 if TYPE_CHECKING:
     from algs.method import PolicyMethod

@@ -9,18 +9,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_serializer, model_validator
+from pydantic import Field, field_validator, model_serializer, model_validator
 
 from configs import rules
+from configs.block import Block, Named
+from configs.objective import Critic, Filter, Objective, Replay
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16"]
-
-
-class Block(BaseModel):
-    """Base of every block: keys are closed, types are strict (true is no 1, "8" is no 8), values are frozen."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
 
 
 class Run(Block):
@@ -101,6 +97,13 @@ class Data(Block):
         description="Seed of generated rows and of the split; kept apart from run.seed so that all seeds are judged on "
         "the same held-out set.",
     )
+    retire_pass_rate: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="A prompt whose last responses passed at least this often is not asked again, until fewer than a step's "
+        "prompts are left (ScaleRL: 0.9). Empty: prompts never retire.",
+    )
     system_prompt: str | None = Field(None, description="System message put before every prompt.")
     max_prompt_tokens: int = Field(1024, ge=1, description="Longer prompts are left out and counted.")
 
@@ -132,15 +135,10 @@ class Algorithm(Block):
         return {"name": self.name, **self.params}
 
 
-class RewardPart(Block):
+class RewardPart(Named):
     """One part of the reward; the reward is the weighted sum of its parts."""
 
-    function: str = Field(
-        min_length=1,
-        description="A file in rewards/ (`last_number`) or your own function by dotted path (`my_lab.rewards:score`).",
-    )
     weight: float = Field(1.0, description="Weight of this part in the sum.")
-    params: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments given to the function.")
 
 
 class Reward(Block):
@@ -195,6 +193,16 @@ class Rollout(Block):
     environment: str = Field(
         "single_turn", description="A file in rollouts/environments or a dotted path (module:Class)."
     )
+    filters: list[Filter] = Field(
+        default_factory=list,
+        description="Which responses are trained on, in order: files in rollouts/filters or your own.",
+    )
+    max_refill_rounds: int = Field(
+        3,
+        ge=0,
+        description="Rounds of further prompts asked in a step in place of groups that a refilling filter left out; after "
+        "that the step trains on fewer, and says so (rollout/unfilled_groups).",
+    )
     engine: dict[str, Any] = Field(
         default_factory=dict, description="Passed to vLLM as it is, e.g. {gpu_memory_utilization: 0.5}."
     )
@@ -219,13 +227,16 @@ class Train(Block):
     )
     eps: float = Field(1e-8, gt=0, description="AdamW epsilon.")
     max_grad_norm: float = Field(1.0, gt=0, description="Gradients are scaled down to this global norm.")
-    aggregation: Literal["token_mean", "sequence_mean", "prompt_mean", "fixed_length"] = Field(
-        "token_mean", description="How token losses become one number; denominators are global over the optimizer step."
-    )
     drop_zero_variance_groups: bool = Field(
         True,
         description="Leave groups whose rewards are all equal out of the forward pass (their advantage is 0); they "
         "stay in the denominators.",
+    )
+    max_skipped_in_a_row: int = Field(
+        3,
+        ge=1,
+        description="An update with an Inf or NaN in a reward, advantage, loss or gradient is skipped on all ranks and kept "
+        "for replay; after this many in a row the run writes a checkpoint and stops.",
     )
     max_tokens_per_micro_batch: int = Field(4096, ge=1, description="Tokens packed into one forward pass per rank.")
     share_prompts: bool = Field(True, description="Compute a group's prompt once for all its responses.")
@@ -287,12 +298,15 @@ class RLConfig(Block):
     model: Model
     data: Data
     algorithm: Algorithm
+    objective: Objective = Field(default_factory=Objective)
+    critic: Critic = Field(default_factory=Critic)
     rollout: Rollout = Field(default_factory=Rollout)
     reward: Reward
     train: Train = Field(default_factory=Train)
     sync: Sync = Field(default_factory=Sync)
     eval: Eval = Field(default_factory=Eval)
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
+    replay: Replay = Field(default_factory=Replay)
 
     @model_validator(mode="after")
     def _rules(self) -> RLConfig:

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algs.method import PolicyMethod, PolicyTokens
+from algs.method import PolicyMethod
+from algs.records import PolicyTokens
 from configs.schema import Train
 from data_feeds.chat import load_tokenizer
 from data_feeds.packing import MicroBatch

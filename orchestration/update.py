@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from algs.aggregation import token_weights
-from algs.method import Groups, PolicyMethod, PolicyTokens
+from algs.method import PolicyMethod
+from algs.records import Groups, PolicyTokens
 from configs.schema import RLConfig
 from data_feeds.packing import MicroBatch, pack
 from orchestration.metrics import Tally
@@ -65,7 +66,8 @@ def _pack(
     batch: ScoredBatch, method: PolicyMethod, config: RLConfig, version: int, tally: Tally
 ) -> list[list[MicroBatch]] | None:
     train = config.train
-    weights = token_weights(train.aggregation, batch.groups.lengths, batch.groups.group, config.rollout.max_new_tokens)
+    aggregation = config.objective.aggregation or method.aggregation
+    weights = token_weights(aggregation, batch.groups.lengths, batch.groups.group, config.rollout.max_new_tokens)
     keep = (weights > 0).numpy()
     if train.drop_zero_variance_groups and silent_at_zero_advantage(method):
         keep &= (batch.advantages != 0).numpy()

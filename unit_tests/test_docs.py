@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 
-from algs.method import Groups, PolicyTokens
+from algs.records import Groups, PolicyTokens
 from configs.schema import Data, Reward
 from rollouts.records import Prompt, Trajectory
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from algs.advantages import group_mean, group_zscore, varies
 from algs.grpo import GRPO
-from algs.method import Groups, PolicyTokens
+from algs.records import Groups, PolicyTokens
 
 
 def groups_of(rewards_by_group):

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from algs.grpo import GRPO
-from algs.method import MethodParams, PolicyMethod, PolicyTokens, TokenLoss
+from algs.method import MethodParams, PolicyMethod
+from algs.records import PolicyTokens, TokenLoss
 from algs.sft import SFT
 from configs.schema import RLConfig
 from orchestration.rollout_actor import RewardFailures, refuse_failed_rewards, rollout_tally
