@@ -1,33 +1,133 @@
-"""Advantages on whole, possibly ragged, groups: [S] rewards in, [S] advantages out."""
+"""Advantages on whole, possibly ragged, groups of an optimizer step: one per response, [S]; gae has one per token, [N].
+
+All is computed in float64, in which the mean of equal rewards is exact: equal rewards give an advantage of exactly 0.
+"""
 
 from __future__ import annotations
+
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from algs.method import knob
 from algs.records import Groups
+
+TOLERANCE = 1e-6  # rewards that differ by no more than this are equal; rounding noise must not become a signal
 
 
 def group_mean(groups: Groups) -> Tensor:
-    """R - mean_g (Dr. GRPO, arXiv 2503.20783). [S]"""
-    return groups.rewards - (groups.sum_by_group(groups.rewards) / groups.sizes)[groups.group]
+    """R - mean_g (Dr. GRPO, arXiv 2503.20783). [S]; a group of one gets 0."""
+    return _centred(groups).to(groups.rewards.dtype)
 
 
-def group_zscore(groups: Groups, tolerance: float = 1e-6) -> Tensor:
+def group_zscore(
+    groups: Groups, tolerance: Annotated[float, knob("Rewards this close count as equal.", ge=0)] = TOLERANCE
+) -> Tensor:
     """(R - mean_g) / (std_g + 1e-6), std with n - 1 (GRPO, arXiv 2402.03300). [S]
 
     A group whose rewards differ by no more than `tolerance` carries no signal and gets exactly 0 (rounding noise over
     1e-6 would otherwise become an advantage of order 1); so does a group of one.
     """
-    centred = group_mean(groups)
+    centred = _centred(groups)
     variance = groups.sum_by_group(centred.square()) / (groups.sizes - 1).clamp(min=1)
     zscore = centred / (variance.sqrt() + 1e-6)[groups.group]
-    return torch.where(varies(groups, tolerance)[groups.group], zscore, torch.zeros_like(zscore))
+    return torch.where(varies(groups, tolerance)[groups.group], zscore, 0.0).to(groups.rewards.dtype)
 
 
-def varies(groups: Groups, tolerance: float = 1e-6) -> Tensor:
+def rloo(groups: Groups) -> Tensor:
+    """G / (G - 1) (R - mean_g) = R - mean of the group's other responses (RLOO, arXiv 2402.14740). [S]
+
+    A group of one has no others and gets 0.
+    """
+    factor = groups.sizes / (groups.sizes - 1).clamp(min=1)
+    return (factor[groups.group] * _centred(groups)).to(groups.rewards.dtype)
+
+
+def lite_ppo(groups: Groups) -> Tensor:
+    """(R - mean_g) / std of the raw rewards of the step, std with n (Lite PPO, arXiv 2508.08221). [S]
+
+    A step whose rewards are all equal, and a group of one, get 0.
+    """
+    rewards = groups.rewards.to(torch.float64)
+    return _over_spread(_centred(groups), rewards.std(correction=0)).to(groups.rewards.dtype)
+
+
+def scale_rl(groups: Groups) -> Tensor:
+    """(R - mean_g) / std of all R - mean_g of the step, std with n (ScaleRL, arXiv 2510.13786). [S]
+
+    A step in which no group's rewards differ, and a group of one, get 0.
+    """
+    centred = _centred(groups)
+    return _over_spread(centred, centred.std(correction=0)).to(groups.rewards.dtype)
+
+
+def reinforce_pp(
+    groups: Groups,
+    group_baseline: Annotated[bool, knob("Subtract the group's mean before normalising over the step.")] = False,
+) -> Tensor:
+    """(R - mean) / (std + 1e-8) over all responses of the step, std with n - 1 (REINFORCE++, arXiv 2501.03262). [S]
+
+    With `group_baseline` R is R - mean_g. A step without spread gets 0; with the baseline so does a group of one.
+    """
+    return whiten(_centred(groups) if group_baseline else groups.rewards).to(groups.rewards.dtype)
+
+
+def gae(
+    groups: Groups,
+    discount: Annotated[float, knob("Discount per token.", ge=0, le=1)] = 1.0,
+    gae_lambda: Annotated[float, knob("1: sum of rewards minus V. 0: one-step error.", ge=0, le=1)] = 0.95,
+) -> Tensor:
+    """delta_t = r_t + discount V_t+1 - V_t, A_t = delta_t + discount gae_lambda A_t+1 (Schulman et al. 2016,
+    arXiv 1506.02438). [N] float32, not whitened; A + V are the returns.
+
+    After the last token V is that of the state reached when the response was cut at the length limit, 0 when it ended.
+
+    Raises:
+        ValueError: there are no values, since the method has no critic.
+    """
+    if groups.values is None or groups.final_values is None or groups.token_rewards is None or groups.truncated is None:
+        raise ValueError(
+            "advantage 'gae' needs a critic's values; use a method that has a critic (algorithm.name: ppo)"
+        )
+    if not groups.values.numel():
+        return torch.zeros(0)
+    values, rewards = groups.values.to(torch.float64), groups.token_rewards.to(torch.float64)
+    ends = groups.lengths.cumsum(0)
+    some = groups.lengths > 0
+    next_values = values.roll(-1)
+    next_values[ends[some] - 1] = torch.where(groups.truncated, groups.final_values, 0.0)[some].to(torch.float64)
+    delta = rewards + discount * next_values - values  # [N]
+    sequence = groups.sequence
+    position = torch.arange(len(values)) - (ends - groups.lengths)[sequence]
+    padded = delta.new_zeros(int(groups.lengths.max()), len(groups.lengths))  # [T_max, S]; 0 after a response's end
+    padded[position, sequence] = delta
+    for step in range(len(padded) - 2, -1, -1):
+        padded[step] += discount * gae_lambda * padded[step + 1]
+    return padded[position, sequence].to(torch.float32)
+
+
+def whiten(x: Tensor) -> Tensor:
+    """(x - mean) / (std + 1e-8), std with n - 1. [n] -> [n]; a single element, and x without spread, give 0."""
+    if x.numel() < 2 or x.max() - x.min() <= TOLERANCE:
+        return torch.zeros_like(x)
+    exact = x.to(torch.float64)
+    return ((exact - exact.mean()) / (exact.std() + 1e-8)).to(x.dtype)
+
+
+def varies(groups: Groups, tolerance: float = TOLERANCE) -> Tensor:
     """Whether a group's rewards differ at all. [P] bool"""
     shape = groups.sizes
     high = torch.full_like(shape, -torch.inf).scatter_reduce_(0, groups.group, groups.rewards, "amax")
     low = torch.full_like(shape, torch.inf).scatter_reduce_(0, groups.group, groups.rewards, "amin")
     return high - low > tolerance
+
+
+def _centred(groups: Groups) -> Tensor:
+    """R - mean_g, [S] float64."""
+    rewards = groups.rewards.to(torch.float64)
+    return rewards - (groups.sum_by_group(rewards) / groups.sizes)[groups.group]
+
+
+def _over_spread(centred: Tensor, std: Tensor) -> Tensor:
+    return centred / std if std > TOLERANCE else torch.zeros_like(centred)
