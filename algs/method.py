@@ -1,4 +1,4 @@
-"""The base class a method fills in, and how a name in the config becomes a method.
+"""The base class a method fills in, and how its parameters are written down.
 
 A method is one file: a `Params` block, an advantage on whole groups, a loss on the action tokens of a micro-batch.
 Everything else (forward pass, temperature, packing, aggregation, accumulation, clipping, stepping, metrics) is the
@@ -8,8 +8,7 @@ trainer's, once, for all methods.
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import inspect
+from collections.abc import Mapping
 from typing import Any, ClassVar, dataclass_transform
 
 from torch import Tensor
@@ -23,6 +22,22 @@ def param(default: Any, help: str, **bounds: Any) -> Any:
     `bounds` are `ge`, `gt`, `le`, `lt` (numbers); the configuration layer enforces them and prints `help`.
     """
     return dataclasses.field(default=default, metadata={"help": help, **bounds})
+
+
+@dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity, as members of type annotations must be
+class Knob:
+    """What `knob` says about a function's parameter."""
+
+    help: str
+    bounds: Mapping[str, float]
+
+
+def knob(help: str, **bounds: float) -> Knob:
+    """The same for a parameter of an advantage or correction: `cap: Annotated[float, knob("Largest weight.", gt=0)] = 2`.
+
+    Read by the configuration layer; the function itself sees a plain number.
+    """
+    return Knob(help, bounds)
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(param,))
@@ -64,36 +79,3 @@ class PolicyMethod:
     def loss(self, t: PolicyTokens) -> TokenLoss:
         """Loss of each action token, to be minimised."""
         raise NotImplementedError(f"{type(self).__name__} defines no loss")
-
-
-def find_method(name: str) -> type[PolicyMethod]:
-    """The method class a config names: `grpo` is the class in algs/grpo.py, `my_lab.my_loss:Mine` a user's own.
-
-    Raises:
-        ValueError: the module does not import, or holds no (or several) method classes; the message says which.
-    """
-    module_name, _, class_name = name.partition(":")
-    if not class_name and "." not in module_name:
-        module_name = f"algs.{module_name}"
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (module_name == error.name or module_name.startswith(error.name + ".")):
-            raise ValueError(f"method '{name}': {module_name} does not import: {error}") from error
-        raise ValueError(f"method '{name}': there is no module {module_name}") from error
-    if class_name:
-        found = getattr(module, class_name, None)
-        if not (inspect.isclass(found) and issubclass(found, PolicyMethod)):
-            raise ValueError(f"method '{name}': {module_name} has no PolicyMethod called {class_name}")
-        return found
-    own = [
-        value
-        for value in vars(module).values()
-        if inspect.isclass(value) and issubclass(value, PolicyMethod) and value.__module__ == module.__name__
-    ]
-    if len(own) != 1:
-        names = ", ".join(value.__name__ for value in own) or "none"
-        raise ValueError(
-            f"method '{name}': {module_name} must define one PolicyMethod, found {names}; use module:Class"
-        )
-    return own[0]

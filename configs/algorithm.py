@@ -65,7 +65,7 @@ def find(name: str) -> type[PolicyMethod]:
     Raises:
         ValueError: it does not import or is none; the message names the nearest method in algs/.
     """
-    from algs.method import find_method
+    from algs.find import find_method
     from configs.messages import nearest
 
     try:
@@ -74,9 +74,6 @@ def find(name: str) -> type[PolicyMethod]:
         suggestion = nearest(name, list(listed()))
         hint = f"did you mean {suggestion}?" if suggestion else f"methods in algs/: {', '.join(listed())}"
         raise ValueError(f"{error}; {hint}") from error
-    except Exception as error:  # a user's file may fail in any way while it is imported
-        where = f" (line {error.lineno} of {error.filename})" if isinstance(error, SyntaxError) else ""
-        raise ValueError(f"method '{name}' does not import: {type(error).__name__}: {error}{where}") from error
 
 
 def has_advantages(method: type[PolicyMethod]) -> bool:
