@@ -18,6 +18,8 @@ HOMES: dict[str, tuple[str, type]] = {  # where ours are, and what such a functi
     "correction": ("algs.corrections", PolicyTokens),
 }
 
+NOT_OFFERED = ("varies",)  # takes Groups but says which carry a signal
+
 
 def find_method(name: str) -> type[PolicyMethod]:
     """The method class a config names: `grpo` is the class in algs/grpo.py, `my_lab.my_loss:Mine` a user's own.
@@ -64,7 +66,7 @@ def find_function(kind: Kind, name: str) -> Callable[..., Any]:
     module = _imported(module_name, f"{kind} '{name}'")
     found = vars(module).get(function_name)
     if not inspect.isfunction(found) or (module_name == home and function_name not in functions(kind)):
-        known = list(functions_in(module, record))
+        known = list(functions(kind) if module_name == home else functions_in(module, record))
         near = difflib.get_close_matches(function_name, known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known) or 'none'}"
         raise ValueError(f"{kind} '{name}': {module_name} has no {kind} called '{function_name}'; {hint}")
@@ -79,7 +81,8 @@ def find_function(kind: Kind, name: str) -> Callable[..., Any]:
 def functions(kind: Kind) -> dict[str, Callable[..., Any]]:
     """Ours of a kind, by name, in the order of the file."""
     home, record = HOMES[kind]
-    return functions_in(importlib.import_module(home), record)
+    found = functions_in(importlib.import_module(home), record)
+    return {name: function for name, function in found.items() if name not in NOT_OFFERED}
 
 
 def functions_in(module: ModuleType, record: type) -> dict[str, Callable[..., Any]]:

@@ -9,17 +9,15 @@ import ast
 import dataclasses
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from configs.parameters import error_at, model_of_method
 
 if TYPE_CHECKING:
     from algs.method import PolicyMethod
     from configs.schema import Algorithm
 
 ALGS = Path(__file__).resolve().parent.parent / "algs"
-BOUNDS = ("ge", "gt", "le", "lt")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,26 +90,6 @@ def built(algorithm: Algorithm) -> PolicyMethod:
     return method(method.Params(**algorithm.params))
 
 
-def params_model(method: type[PolicyMethod]) -> type[BaseModel]:
-    """A pydantic model with the fields, bounds and help of the method's `Params`."""
-    params: Any = method.Params  # a dataclass, which its base class does not tell the type checker
-    hints = get_type_hints(params)
-    fields: dict[str, Any] = {}
-    for field in dataclasses.fields(params):
-        assert field.name != "name", f"{method.__name__}.Params: 'name' is the key that picks the method"
-        bounds = {key: value for key, value in field.metadata.items() if key in BOUNDS}
-        default: dict[str, Any] = {}
-        if field.default is not dataclasses.MISSING:
-            default["default"] = field.default
-        elif field.default_factory is not dataclasses.MISSING:
-            default["default_factory"] = field.default_factory
-        if get_origin(hints[field.name]) in (tuple, set, frozenset):
-            default["strict"] = False  # YAML has lists only
-        fields[field.name] = (hints[field.name], Field(**default, description=field.metadata.get("help"), **bounds))
-    config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
-    return create_model(f"{method.__name__} parameters", __config__=config, **fields)
-
-
 def checked_params(name: str, given: dict[str, Any]) -> dict[str, Any]:
     """The method's parameters with defaults filled in.
 
@@ -121,12 +99,12 @@ def checked_params(name: str, given: dict[str, Any]) -> dict[str, Any]:
     try:
         method = find(name)
     except ValueError as error:
-        raise _at("name", str(error), name) from error
-    values = params_model(method).model_validate(given).model_dump()
+        raise error_at("name", str(error), name) from error
+    values = model_of_method(method).model_validate(given).model_dump()
     try:
         method.Params(**values)
     except ValueError as error:  # a rule of the method's own that spans its parameters
-        raise _at("name", f"{name}: {error}", name) from error
+        raise error_at("name", f"{name}: {error}", name) from error
     return values
 
 
@@ -148,8 +126,3 @@ def is_blind_to_single_responses(algorithm: Algorithm) -> bool:
         raise ValueError(
             f"{algorithm.name}: advantages() fails on groups of one response: {type(error).__name__}: {error}"
         ) from error
-
-
-def _at(key: str, text: str, given: Any) -> ValidationError:
-    error = PydanticCustomError("rule", "{text}", {"text": text})
-    return ValidationError.from_exception_data("algorithm", [InitErrorDetails(type=error, loc=(key,), input=given)])

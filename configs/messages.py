@@ -142,14 +142,14 @@ def fields_at(schema: type[BaseModel], location: Location, raw: Any) -> dict[str
 
 def _method_fields(raw: Any) -> dict[str, Any]:
     """Parameters of the method the raw configuration names; none when it names none that is found."""
-    from configs import algorithm
+    from configs import algorithm, parameters
 
     block = raw.get("algorithm") if isinstance(raw, dict) else None
     name = block.get("name") if isinstance(block, dict) else None
     if not isinstance(name, str):
         return {}
     try:
-        return dict(algorithm.params_model(algorithm.find(name)).model_fields)
+        return dict(parameters.model_of_method(algorithm.find(name)).model_fields)
     except ValueError:  # reported as a problem of algorithm.name already
         return {}
 

@@ -2,11 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
+from configs import components
 from configs.block import Block, Named
+
+
+class Component(Named):
+    """A function in algs/ or your own. It is found, and its parameters are checked, as soon as it is named."""
+
+    kind: ClassVar[Literal["advantage", "correction"]]
+    params: dict[str, Any] = Field(
+        default_factory=dict,
+        validate_default=True,
+        description="Keyword arguments given to the function.",
+    )
+
+    @field_validator("params")
+    @classmethod
+    def _fit(cls, given: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        return components.checked_params(cls.kind, info.data["function"], given) if "function" in info.data else given
+
+    @field_validator("function")
+    @classmethod
+    def _exists(cls, name: str) -> str:
+        components.found(cls.kind, name)
+        return name
+
+
+class Advantage(Component):
+    """One of algs/advantages.py, or your own."""
+
+    kind = "advantage"
+
+
+class Corrector(Component):
+    """One of algs/corrections.py, or your own."""
+
+    kind = "correction"
 
 
 class KL(Block):
@@ -25,7 +60,7 @@ class KL(Block):
 class Objective(Block):
     """What stands around the method's own loss. Empty keys take the method's own choice."""
 
-    advantage: Named | None = Field(
+    advantage: Advantage | None = Field(
         None, description="A function in algs/advantages.py or your own, in place of the method's advantage."
     )
     aggregation: Literal["token_mean", "sequence_mean", "prompt_mean", "fixed_length"] | None = Field(
@@ -38,7 +73,7 @@ class Objective(Block):
         description="pi_old of the ratio: recomputed by the trainer at the start of the step, or the engine's own "
         "log-probabilities (then pi_old is mu: one forward pass less, and the engine's rounding in every ratio).",
     )
-    corrections: list[Named] = Field(
+    corrections: list[Corrector] = Field(
         default_factory=list,
         description="Off-policy corrections from pi_old / mu (algs/corrections.py or your own): factors on the method's loss "
         "and tokens left out.",

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from configs import algorithm
+from configs import algorithm, parameters
 from configs.messages import model_of
 from configs.schema import EvalConfig, RLConfig
 
@@ -77,7 +77,7 @@ def _methods() -> list[str]:
     parts = []
     for name in algorithm.listed():
         method = algorithm.find(name)
-        fields = algorithm.params_model(method).model_fields
+        fields = parameters.model_of_method(method).model_fields
         use = "" if algorithm.has_advantages(method) else " Not for main_rl.py: it defines no advantage."
         parts.append(f"#### `algorithm.name: {name}`\n")
         parts.append(f"{_first_paragraph(method)}{use}\n")

@@ -95,6 +95,7 @@ def test_functions_of_ours_and_of_a_user(own_parts):
     [
         ("advantage", "rlo", "no advantage called 'rlo'; did you mean rloo"),
         ("advantage", "whiten", "no advantage called 'whiten'; there are: group_mean"),
+        ("advantage", "varies", "no advantage called 'varies'"),
         ("advantage", "token_truncate", "no advantage called 'token_truncate'; there are: group_mean"),
         ("correction", "token_trunc", "did you mean token_truncate"),
         ("advantage", "my_lab_parts:min", "my_lab_parts has no advantage called 'min'; did you mean mine"),
