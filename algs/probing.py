@@ -1,0 +1,175 @@
+"""What a method or a correction does, asked of itself on made-up tokens, so that its author need not declare it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from algs.method import PolicyMethod
+from algs.records import Correction, Groups, PolicyTokens
+
+READABLE = ("old_logprobs", "behavior_logprobs", "ref_logprobs", "values", "advantages")
+LENGTHS = (4, 1, 6, 2, 3)  # action tokens of the made-up responses
+GROUPS = (0, 0, 1, 1, 1)
+
+
+def made_up_tokens() -> PolicyTokens:
+    """Sixteen tokens of five responses in two groups, with every optional field. The same at every call.
+
+    Ratios run from exp(-4) to exp(4), far on both sides of any usual clip; advantages have both signs.
+    """
+    n = sum(LENGTHS)
+    random = torch.Generator().manual_seed(0)
+
+    def draw(low: float, high: float) -> Tensor:
+        return low + (high - low) * torch.rand(n, generator=random)
+
+    logprobs = draw(-6, -4)
+    values = draw(-1, 1)
+    return PolicyTokens(
+        logprobs=logprobs,
+        behavior_logprobs=logprobs + draw(-4, 4),
+        old_logprobs=logprobs + draw(-4, 4),
+        advantages=draw(-2, 2),
+        entropy=draw(0.1, 2),
+        sequence=torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS)),
+        group=torch.tensor(GROUPS),
+        staleness=torch.arange(n) % 3,
+        ref_logprobs=logprobs + draw(-4, 4),
+        values=values,
+        old_values=values + draw(-0.5, 0.5),
+        returns=draw(-1, 1),
+    )
+
+
+def made_up_groups(sizes: tuple[int, ...], with_critic: bool) -> Groups:
+    """Groups of the given sizes whose rewards all differ, with a critic's fields when asked for."""
+    responses = sum(sizes)
+    random = torch.Generator().manual_seed(0)
+    lengths = torch.arange(responses) % 3 + 1
+    n = int(lengths.sum())
+    rewards = (torch.randperm(responses, generator=random) + 1) / responses
+    token_rewards = torch.zeros(n)
+    token_rewards[lengths.cumsum(0) - 1] = rewards
+    return Groups(
+        rewards=rewards,
+        group=torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)),
+        lengths=lengths,
+        truncated=torch.arange(responses) % 2 == 1,
+        token_rewards=token_rewards,
+        values=torch.rand(n, generator=random) if with_critic else None,
+        final_values=torch.rand(responses, generator=random) if with_critic else None,
+    )
+
+
+def silent_at_zero_advantage(method: PolicyMethod) -> bool:
+    """Whether a token with advantage 0 gives no gradient under this method and its parameters.
+
+    A KL term acts on every token, and so does a critic's loss: then nothing may be left out of the forward pass.
+    """
+    tokens = made_up_tokens()
+    tokens = dataclasses.replace(tokens, advantages=torch.zeros_like(tokens.advantages))
+    _, gradients = _asked(method, tokens)
+    return not gradients.any()
+
+
+def reads(method: PolicyMethod) -> frozenset[str]:
+    """Which of `READABLE` change the method's loss, or its gradient, when they vary."""
+    tokens = made_up_tokens()
+    before = _asked(method, tokens)
+    found = set()
+    for name in READABLE:
+        held = getattr(tokens, name)
+        # each token moves by another amount, so that no sum or mean over tokens stays where it was
+        moved = dataclasses.replace(tokens, **{name: held + torch.linspace(-0.7, 0.9, len(held))})
+        if any(not torch.equal(a, b) for a, b in zip(before, _asked(method, moved), strict=True)):
+            found.add(name)
+    return frozenset(found)
+
+
+def gradient_weight(method: PolicyMethod, log_ratio: Tensor, advantage: Tensor | float) -> Tensor:
+    """The weight on grad log pi, -dL/dlog pi, of responses of one token with pi_old = mu = pi / ratio. [N] -> [N]
+
+    Args:
+        log_ratio: [N] floating, log(pi / pi_old).
+        advantage: [N], or one for all.
+
+    Sums over the step (P3O's effective sample size) are taken over the given tokens.
+    """
+    n = len(log_ratio)
+    old = -1 - log_ratio.clamp(min=0)  # both stay below 0, as log-probabilities are
+    zeros = torch.zeros_like(log_ratio)
+    tokens = PolicyTokens(
+        logprobs=(old + log_ratio).requires_grad_(),
+        behavior_logprobs=old,
+        old_logprobs=old,
+        advantages=zeros + advantage,
+        entropy=zeros + 1,
+        sequence=torch.arange(n),
+        group=torch.arange(n),
+        staleness=torch.zeros(n, dtype=torch.int64),
+        ref_logprobs=old,
+        values=zeros,
+        old_values=zeros,
+        returns=zeros,
+    )
+    loss = method.loss(with_step_sums(method, tokens)).values.sum()
+    return -torch.autograd.grad(loss, tokens.logprobs)[0]
+
+
+def weighs(correction: Callable[[PolicyTokens], Correction]) -> bool:
+    """Whether a correction gives a kept token a factor other than 1, and so multiplies by rho in one way or another."""
+    answer = _corrected(correction)
+    return bool((answer.weights[answer.keep] != 1).any())
+
+
+def rejects(correction: Callable[[PolicyTokens], Correction]) -> bool:
+    """Whether a correction can leave tokens out."""
+    return not bool(_corrected(correction).keep.all())
+
+
+def with_step_sums(method: PolicyMethod, tokens: PolicyTokens) -> PolicyTokens:
+    """The tokens with the method's sums over the step, taken over these tokens alone."""
+    with torch.no_grad():
+        return dataclasses.replace(
+            tokens, step_sums={name: values.sum() for name, values in method.step_sums(tokens).items()}
+        )
+
+
+def _corrected(correction: Callable[[PolicyTokens], Correction]) -> Correction:
+    """The answer for responses of one token whose rho runs from exp(-20) to exp(20), in fine steps around 1."""
+    away = torch.logspace(-4, 1.3, 200)
+    log_rho = torch.cat([-away.flip(0), torch.zeros(1), away])
+    n = len(log_rho)
+    old = torch.full((n,), -30.0)
+    zeros = torch.zeros(n)
+    return correction(
+        PolicyTokens(
+            logprobs=old,
+            behavior_logprobs=old - log_rho,
+            old_logprobs=old,
+            advantages=zeros,
+            entropy=zeros,
+            sequence=torch.arange(n),
+            group=torch.arange(n),
+            staleness=torch.zeros(n, dtype=torch.int64),
+        )
+    )
+
+
+def _asked(method: PolicyMethod, tokens: PolicyTokens) -> tuple[Tensor, Tensor]:
+    """The method's losses, and their gradient by logprobs, entropy and values; 0 where there is none. [2N], [3N]"""
+    assert tokens.values is not None
+    leaves = [x.detach().clone().requires_grad_() for x in (tokens.logprobs, tokens.entropy, tokens.values)]
+    tokens = dataclasses.replace(tokens, logprobs=leaves[0], entropy=leaves[1], values=leaves[2])
+    answer = method.loss(with_step_sums(method, tokens))
+    critic = torch.zeros_like(answer.values) if answer.critic is None else answer.critic
+    total = answer.values.sum() + critic.sum()
+    gradients: list[Tensor | None] = [None] * len(leaves)
+    if total.requires_grad:
+        gradients = list(torch.autograd.grad(total, leaves, allow_unused=True))
+    filled = [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, gradients, strict=True)]
+    return torch.cat([answer.values, critic]).detach(), torch.cat(filled)

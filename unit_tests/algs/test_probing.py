@@ -1,0 +1,135 @@
+"""What the probes say of losses whose answer is known."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import pytest
+import torch
+
+from algs import corrections
+from algs.find import find_method
+from algs.method import MethodParams, PolicyMethod
+from algs.probing import (
+    READABLE,
+    gradient_weight,
+    made_up_groups,
+    made_up_tokens,
+    reads,
+    rejects,
+    silent_at_zero_advantage,
+    weighs,
+)
+from algs.records import Correction, PolicyTokens, TokenLoss
+
+
+def method_of(loss, step_sums=None) -> PolicyMethod:
+    class Made(PolicyMethod):
+        class Params(MethodParams):
+            pass
+
+    Made.loss = lambda self, t: loss(t)
+    if step_sums is not None:
+        Made.step_sums = lambda self, t: step_sums(t)
+    return Made(Made.Params())
+
+
+def plain(t: PolicyTokens) -> TokenLoss:
+    return TokenLoss(-t.advantages * t.logprobs)
+
+
+def effective_size(t: PolicyTokens) -> TokenLoss:
+    """Reads mu through the sums over the step alone."""
+    return TokenLoss(-t.step_sums["rho"] * t.advantages * t.logprobs)
+
+
+def rho(t: PolicyTokens) -> dict[str, torch.Tensor]:
+    return {"rho": torch.exp(t.logprobs - t.behavior_logprobs)}
+
+
+CASES = {
+    "reinforce": (method_of(plain), {"advantages"}, True),
+    "constant": (method_of(lambda t: TokenLoss(torch.zeros_like(t.logprobs))), set(), True),
+    "likelihood": (method_of(lambda t: TokenLoss(-t.logprobs)), set(), False),
+    "entropy": (method_of(lambda t: TokenLoss(plain(t).values - t.entropy)), {"advantages"}, False),
+    "only in the gradient": (
+        method_of(lambda t: TokenLoss((t.logprobs - t.logprobs.detach()) * t.old_logprobs)), {"old_logprobs"}, False,
+    ),
+    "leash": (
+        method_of(lambda t: TokenLoss(plain(t).values + (t.logprobs - t.ref_logprobs) ** 2)),
+        {"advantages", "ref_logprobs"}, False,
+    ),
+    "step sums": (method_of(effective_size, rho), {"advantages", "behavior_logprobs"}, True),
+    "critic": (
+        method_of(lambda t: TokenLoss(plain(t).values, critic=(t.values - t.returns) ** 2)),
+        {"advantages", "values"}, False,
+    ),
+    "far behind a cap": (
+        method_of(lambda t: TokenLoss(torch.exp(t.old_logprobs - t.behavior_logprobs).clamp(max=0.05) * t.logprobs)),
+        {"old_logprobs", "behavior_logprobs"}, False,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_a_loss_reads_and_whether_it_is_silent(name):
+    method, read, silent = CASES[name]
+    assert reads(method) == read <= set(READABLE)
+    assert silent_at_zero_advantage(method) is silent
+
+
+def test_gradient_weights_of_known_losses():
+    ratio = torch.tensor([0.1, 0.8, 1.0, 1.3, 6.0], dtype=torch.float64)
+    clipped = method_of(
+        lambda t: TokenLoss(
+            -torch.minimum((r := (t.logprobs - t.old_logprobs).exp()) * t.advantages, r.clamp(0.8, 1.2) * t.advantages)
+        )
+    )
+    assert gradient_weight(method_of(plain), ratio.log(), -0.5).tolist() == [-0.5] * 5
+    assert gradient_weight(clipped, ratio.log(), 1.0) == pytest.approx([0.1, 0.8, 1.0, 0, 0])
+    assert gradient_weight(clipped, ratio.log(), -torch.ones(5)) == pytest.approx([0, -0.8, -1.0, -1.3, -6.0])
+    total = float(ratio.sum())  # the sums are taken over the given tokens
+    assert gradient_weight(method_of(effective_size, rho), ratio.log(), 1.0) == pytest.approx([total] * 5)
+
+
+def halved(t: PolicyTokens) -> Correction:
+    return Correction(torch.full_like(t.old_logprobs, 0.5), torch.ones_like(t.old_logprobs, dtype=torch.bool))
+
+
+@pytest.mark.parametrize(
+    ("correction", "does_weigh", "does_reject"),
+    [
+        (corrections.token_truncate, True, False),
+        (corrections.token_mask, True, True),
+        (functools.partial(corrections.token_mask, low=0.999, high=1.001), True, True),
+        (corrections.sequence_truncate, True, False),
+        (corrections.sequence_mask, True, True),
+        (corrections.geometric_mask, False, True),
+        (corrections.veto, False, True),
+        (functools.partial(corrections.veto, threshold=2e-4), False, True),
+        (halved, True, False),
+    ],
+)
+def test_what_a_correction_does(correction, does_weigh, does_reject):
+    assert weighs(correction) is does_weigh
+    assert rejects(correction) is does_reject
+
+
+def test_made_up_records_keep_the_contract():
+    t = made_up_tokens()
+    n = len(t.logprobs)
+    assert all(len(getattr(t, name)) == n for name in (*READABLE, "entropy", "staleness", "old_values", "returns"))
+    assert len(t.group) == int(t.sequence.max()) + 1
+    assert (t.logprobs < 0).all() and (t.advantages > 0).any() and (t.advantages < 0).any()
+    for critic in (False, True):
+        groups = made_up_groups((3, 1, 2), critic)
+        assert groups.sizes.tolist() == [3, 1, 2] and len(set(groups.rewards.tolist())) == 6
+        assert (groups.values is not None) is critic
+        assert len(groups.token_rewards) == int(groups.lengths.sum()) == len(groups.sequence)
+        assert math.isclose(float(groups.token_rewards.sum()), float(groups.rewards.sum()), rel_tol=1e-6)
+
+
+def test_shipped_methods_read_what_their_formulas_name():
+    assert reads(find_method("grpo")(find_method("grpo").Params())) == {"advantages", "old_logprobs"}
+    assert reads(find_method("sft")(find_method("sft").Params())) == set()
