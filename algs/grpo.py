@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-from algs import advantages, kl
+from algs import advantages
 from algs.method import MethodParams, PolicyMethod, param
 from algs.records import Groups, PolicyTokens, TokenLoss
+from algs.surrogate import clipped
 
 
 class GRPO(PolicyMethod):
-    """GRPO (Shao et al. 2024, arXiv 2402.03300, equation 3).
+    """Group relative policy optimization (Shao et al. 2024, arXiv 2402.03300, equation 3).
 
-        r = pi / pi_old                         A = (R - mean_g) / (std_g + 1e-6)
-        loss = -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) + kl_coef * KL(pi || pi_ref)
+        r = pi / pi_old
+        A = (R - mean_g) / (std_g + 1e-6)
+        loss = -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)
 
-    The paper averages over each response, then over responses: `objective.aggregation: sequence_mean`.
-    Differs from the paper by: separate clip bounds (DAPO's "clip higher"; equal by default, as in the paper); kl_coef 0
-    by default (the paper: 0.04), so that no reference model is held; exactly zero advantage for groups without variance.
-    Differs from PPO by: the group baseline in place of a critic. Dr. GRPO is this with group_mean and fixed_length.
+    PPO's clipped ratio with the group in place of a critic: a response is good when it beats the other responses to its
+    prompt. The usual first choice when rewards can be checked. Clipping acts only after the first optimizer step on a
+    batch; before it r = 1.
+    Differs from the paper by: separate clip bounds (equal by default, as in the paper); the KL to the reference is
+    `objective.kl` (the paper: coef 0.04, k3, in the loss) and off by default, so that no reference model is held; a group
+    whose rewards are equal gets exactly 0.
+    Relatives: PPO (a critic in place of the group), DrGRPO (no division by std_g or length), DAPO (clips higher,
+    averages over tokens), GSPO (one ratio per response), CISPO (caps the weight, drops no token), SoftClip (a gate in
+    place of the clip).
     """
 
     class Params(MethodParams):
@@ -31,14 +36,9 @@ class GRPO(PolicyMethod):
         clip_high: float = param(
             0.2, "Ratios above 1 + clip_high give no gradient when the advantage is positive.", ge=0
         )
-        kl_coef: float = param(0.0, "Weight of KL(pi || pi_ref) in the loss; 0 holds no reference model.", ge=0)
-        kl_estimator: Literal["k1", "k2", "k3"] = param("k3", "Per-token KL estimator; k3 is the paper's.")
 
     aggregation = "sequence_mean"
     params: Params
-
-    def needs(self) -> frozenset[str]:
-        return frozenset({"ref_logprobs"}) if self.params.kl_coef > 0 else frozenset()
 
     def advantages(self, groups: Groups) -> Tensor:
         return advantages.group_zscore(groups)
@@ -46,10 +46,5 @@ class GRPO(PolicyMethod):
     def loss(self, t: PolicyTokens) -> TokenLoss:
         p = self.params
         ratio = torch.exp(t.logprobs - t.old_logprobs)
-        clipped = ratio.clamp(1 - p.clip_low, 1 + p.clip_high)
-        surrogate = torch.minimum(ratio * t.advantages, clipped * t.advantages)
-        metrics = {"clip_fraction": (clipped * t.advantages < ratio * t.advantages).float(), "ratio": ratio}
-        if t.ref_logprobs is None:
-            return TokenLoss(-surrogate, metrics)
-        divergence = kl.estimate(p.kl_estimator, t.logprobs, t.ref_logprobs)
-        return TokenLoss(-surrogate + p.kl_coef * divergence, {**metrics, "kl_ref": divergence})
+        surrogate, metrics = clipped(ratio, t.advantages, p.clip_low, p.clip_high)
+        return TokenLoss(-surrogate, metrics)

@@ -1,0 +1,51 @@
+"""Decoupled PPO: what corrects for staleness is not what limits the step."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from algs import advantages
+from algs.method import MethodParams, PolicyMethod, param
+from algs.records import Groups, PolicyTokens, TokenLoss
+from algs.surrogate import clipped
+
+
+class DecoupledPPO(PolicyMethod):
+    """Decoupled PPO objective (Hilton et al. 2021, arXiv 2110.00641; AReaL: Fu et al. 2025, 2505.24298).
+
+        w = sg[min(pi_old / mu, behavior_cap)]                    u = pi / pi_old
+        A = (R - mean_g) / (std_g + 1e-6)
+        loss = -w min(u A, clip(u, 1 - clip_low, 1 + clip_high) A)
+
+    PPO's ratio does two jobs: it corrects for the policy that sampled, and it keeps the new policy near. With stale data
+    these are two policies: w corrects for mu, the clip is around pi_old. Use it when responses are sampled ahead of
+    training. It carries its own w: an off-policy correction beside it would count mu twice.
+    Differs from the paper by: w is truncated at behavior_cap (the 2021 paper has no cap); the group in place of a critic.
+    Relatives: GRPO (this at w = 1), AIPO (one weight pi / mu, no clip), P3O (the same, capped by ESS), PPO (a critic,
+    w = 1).
+    """
+
+    class Params(MethodParams):
+        clip_low: float = param(
+            0.2, "Ratios below 1 - clip_low give no gradient when the advantage is negative.", ge=0, lt=1
+        )
+        clip_high: float = param(
+            0.2, "Ratios above 1 + clip_high give no gradient when the advantage is positive.", ge=0
+        )
+        behavior_cap: float = param(5.0, "Largest w = pi_old / mu.", gt=0)
+
+    aggregation = "token_mean"
+    params: Params
+
+    def advantages(self, groups: Groups) -> Tensor:
+        return advantages.group_zscore(groups)
+
+    def loss(self, t: PolicyTokens) -> TokenLoss:
+        p = self.params
+        behavior = torch.exp(t.old_logprobs - t.behavior_logprobs).detach()
+        weight = behavior.clamp(max=p.behavior_cap)
+        ratio = torch.exp(t.logprobs - t.old_logprobs)
+        surrogate, metrics = clipped(ratio, t.advantages, p.clip_low, p.clip_high)
+        behavior_metrics = {"behavior_weight": weight, "behavior_cap_fraction": (weight < behavior).float()}
+        return TokenLoss(-weight * surrogate, {**metrics, **behavior_metrics})

@@ -1,0 +1,47 @@
+"""Lite PPO: the group's mean, the step's spread."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from algs import advantages
+from algs.method import MethodParams, PolicyMethod, param
+from algs.records import Groups, PolicyTokens, TokenLoss
+from algs.surrogate import clipped
+
+
+class LitePPO(PolicyMethod):
+    """Lite PPO (Liu et al. 2025, arXiv 2508.08221).
+
+        r = pi / pi_old
+        A = (R - mean_g) / std of all R of the step
+        loss = -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)
+
+    Two tricks are enough, says the paper: the mean from the group with the spread from the whole batch, and averaging over
+    all tokens. One spread for the step does not blow up the advantages of groups that are nearly all right or all wrong.
+    There is no critic, in spite of the name.
+    Differs from the paper by: no small constant under the division; a step whose rewards are all equal gets exactly 0.
+    Relatives: DAPO (divides by std_g), ScaleRL (spread of R - mean_g, caps the weight), ReinforcePP (mean of the step
+    too), DrGRPO (no division).
+    """
+
+    class Params(MethodParams):
+        clip_low: float = param(
+            0.2, "Ratios below 1 - clip_low give no gradient when the advantage is negative.", ge=0, lt=1
+        )
+        clip_high: float = param(
+            0.2, "Ratios above 1 + clip_high give no gradient when the advantage is positive.", ge=0
+        )
+
+    aggregation = "token_mean"
+    params: Params
+
+    def advantages(self, groups: Groups) -> Tensor:
+        return advantages.lite_ppo(groups)
+
+    def loss(self, t: PolicyTokens) -> TokenLoss:
+        p = self.params
+        ratio = torch.exp(t.logprobs - t.old_logprobs)
+        surrogate, metrics = clipped(ratio, t.advantages, p.clip_low, p.clip_high)
+        return TokenLoss(-surrogate, metrics)

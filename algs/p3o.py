@@ -1,0 +1,61 @@
+"""Policy-on policy-off policy optimization."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from algs import advantages
+from algs.method import MethodParams, PolicyMethod, param
+from algs.records import Groups, PolicyTokens, TokenLoss
+
+
+class P3O(PolicyMethod):
+    """Policy-on policy-off policy optimization (Fakoor et al. 2026, arXiv 2605.12380; before: 2019, 1905.01756).
+
+        rho = pi / mu                                       A = (R - mean_g) / (std_g + 1e-6)
+        ESS = (sum rho)^2 / (N sum rho^2), over all N action tokens of the optimizer step
+        loss = -sg[min(rho, ESS)] A log pi + (1 - ESS) KL
+        KL = rho log rho - rho + 1 (reverse, KL(pi || mu)) or rho - 1 - log rho (forward, KL(mu || pi))
+
+    The effective sample size says how far the policy has moved from the data; it sets both the cap on the weights and
+    the pull back to mu, so there is nothing to tune. Use it with stale or mixed data. Both KL terms are non-negative and
+    have the exact gradient of their divergence on tokens sampled from mu. An off-policy correction beside it would count
+    mu twice.
+    Differs from the paper by: at ESS = 1 (all rho = 1) the gradient is exactly REINFORCE's, where the 2019 code set the
+    cap to 1e-7; the 2019 paper has a critic, mixes in a separate on-policy batch and uses the forward KL. Another method
+    is called P3O too (pairwise, arXiv 2310.00212); it is not this one.
+    Relatives: AIPO (fixed cap, no KL), CISPO (fixed cap on pi / pi_old), REINFORCE (this at ESS = 1), DecoupledPPO
+    (clips against pi_old).
+    """
+
+    class Params(MethodParams):
+        kl_direction: Literal["reverse", "forward"] = param("reverse", "reverse: KL(pi || mu). forward: KL(mu || pi).")
+
+    aggregation = "token_mean"
+    params: Params
+
+    def advantages(self, groups: Groups) -> Tensor:
+        return advantages.group_zscore(groups)
+
+    def step_sums(self, t: PolicyTokens) -> dict[str, Tensor]:
+        rho = torch.exp(t.logprobs - t.behavior_logprobs)
+        return {"rho": rho, "rho_squared": rho.square(), "tokens": torch.ones_like(rho)}
+
+    def loss(self, t: PolicyTokens) -> TokenLoss:
+        p, s = self.params, t.step_sums
+        log_rho = t.logprobs - t.behavior_logprobs
+        rho = torch.exp(log_rho)
+        # never above 1 but for rounding, which would turn the KL term's sign
+        ess = (s["rho"].square() / (s["tokens"] * s["rho_squared"])).detach().clamp(max=1)
+        weight = rho.detach().clamp(max=ess)
+        kl = rho * log_rho - rho + 1 if p.kl_direction == "reverse" else rho - 1 - log_rho
+        metrics = {
+            "clip_fraction": (weight < rho).float(),
+            "ratio": rho,
+            "ess": ess.expand_as(rho),
+            "kl_behavior": kl,
+        }
+        return TokenLoss(-weight * t.advantages * t.logprobs + (1 - ess) * kl, metrics)
