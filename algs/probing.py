@@ -140,13 +140,17 @@ def with_step_sums(method: PolicyMethod, tokens: PolicyTokens) -> PolicyTokens:
 
 
 def _corrected(correction: Callable[[PolicyTokens], Correction]) -> Correction:
-    """The answer for responses of one token whose rho runs from exp(-20) to exp(20), in fine steps around 1."""
+    """The answer for responses of one token whose rho runs from exp(-20) to exp(20), in fine steps around 1.
+
+    Raises:
+        TypeError: it is no Correction of as many tokens.
+    """
     away = torch.logspace(-4, 1.3, 200)
     log_rho = torch.cat([-away.flip(0), torch.zeros(1), away])
     n = len(log_rho)
     old = torch.full((n,), -30.0)
     zeros = torch.zeros(n)
-    return correction(
+    answer = correction(
         PolicyTokens(
             logprobs=old,
             behavior_logprobs=old - log_rho,
@@ -158,6 +162,11 @@ def _corrected(correction: Callable[[PolicyTokens], Correction]) -> Correction:
             staleness=torch.zeros(n, dtype=torch.int64),
         )
     )
+    if not isinstance(answer, Correction):
+        raise TypeError(f"returned a {type(answer).__name__}, not an algs.records.Correction(weights, keep)")
+    if answer.weights.shape != (n,) or answer.keep.shape != (n,) or answer.keep.dtype != torch.bool:
+        raise TypeError("weights must be one number per token, keep one bool per token")
+    return answer
 
 
 def _asked(method: PolicyMethod, tokens: PolicyTokens) -> tuple[Tensor, Tensor]:

@@ -106,23 +106,3 @@ def checked_params(name: str, given: dict[str, Any]) -> dict[str, Any]:
     except ValueError as error:  # a rule of the method's own that spans its parameters
         raise error_at("name", f"{name}: {error}", name) from error
     return values
-
-
-def is_blind_to_single_responses(algorithm: Algorithm) -> bool:
-    """Whether groups of one response never get an advantage: then no step would teach anything.
-
-    Raises:
-        ValueError: the method's advantages() fails on such groups.
-    """
-    import torch
-
-    from algs.records import Groups
-
-    rewards = torch.tensor([0.0, 1.0, 0.25])
-    groups = Groups(rewards=rewards, group=torch.arange(3), lengths=torch.tensor([4, 5, 6]))
-    try:
-        return not bool(built(algorithm).advantages(groups).any())
-    except Exception as error:  # a user's own code
-        raise ValueError(
-            f"{algorithm.name}: advantages() fails on groups of one response: {type(error).__name__}: {error}"
-        ) from error

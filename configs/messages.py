@@ -114,14 +114,14 @@ def _suggestion(location: Location, schema: type[BaseModel], raw: Any) -> str:
     """Where the unknown key probably belongs: a near name in its block, the same or a near name elsewhere."""
     block, key = location[:-1], str(location[-1])
     here = list(fields_at(schema, block, raw))
-    elsewhere = [path for path in dotted_keys(schema) if path.rpartition(".")[0] != _dotted(block)]
-    guess = nearest(key, here)
-    if guess:
+    if guess := nearest(key, here):
         return f"did you mean {_dotted((*block, guess))}?"
-    same_name = [path for path in elsewhere if path.rpartition(".")[2] == key]
-    by_name = {path.rpartition(".")[2]: path for path in reversed(elsewhere)}
-    if same_name or (guess := nearest(key, by_name)):
-        return f"did you mean {' or '.join(same_name) or by_name[str(guess)]}?"
+    elsewhere: dict[str, list[str]] = {}  # several blocks may have a key of that name
+    for path in dotted_keys(schema):
+        if path.rpartition(".")[0] != _dotted(block):
+            elsewhere.setdefault(path.rpartition(".")[2], []).append(path)
+    if guess := nearest(key, elsewhere):
+        return f"did you mean {' or '.join(elsewhere[guess])}?"
     return f"keys here: {', '.join(here)}" if here else "no keys are known here"
 
 

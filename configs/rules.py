@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from configs.objective_rules import objective_problems, objective_warnings
+
 if TYPE_CHECKING:
     from configs.schema import EvalConfig, RLConfig
 
@@ -63,7 +65,7 @@ def rl_problems(config: RLConfig) -> Iterator[Problem]:
     yield from _batch(config)
     yield from _schedule(config)
     yield from _lengths(config)
-    yield from _learning_signal(config)
+    yield from objective_problems(config)
     yield from _reward_parts(config.reward)
     yield from _passed_through("train.deepspeed", config.train.deepspeed, OWNED_BY_DEEPSPEED)
     yield from _auto_values("train.deepspeed", config.train.deepspeed)
@@ -142,24 +144,6 @@ def _engine_length(key: str, engine: dict[str, Any], longest: int, new_tokens_ke
         )
 
 
-def _learning_signal(config: RLConfig) -> Iterator[Problem]:
-    from configs import algorithm  # imports torch
-
-    method = algorithm.find(config.algorithm.name)
-    if not algorithm.has_advantages(method):
-        yield (
-            "algorithm.name",
-            f"'{config.algorithm.name}' defines no advantage, so it cannot learn from rewards; choose one of "
-            f"{', '.join(name for name, entry in algorithm.listed().items() if entry.has_advantages)}",
-        )
-    elif config.rollout.responses_per_prompt == 1 and algorithm.is_blind_to_single_responses(config.algorithm):
-        yield (
-            "rollout.responses_per_prompt",
-            f"1 gives every response an advantage of 0 under '{config.algorithm.name}' (its baseline is the group's "
-            "mean); use at least 2",
-        )
-
-
 def _reward_parts(reward: Any) -> Iterator[Problem]:
     if all(part.weight == 0 for part in reward.parts):
         yield "reward.parts", "every weight is 0, so every reward is 0; give a part a weight"
@@ -198,7 +182,12 @@ def warnings_for(config: RLConfig | EvalConfig) -> list[str]:
 
     if not isinstance(config, RLConfig):
         return list(_reward_warnings(config.reward))
-    return [*_sampling_warnings(config), *_training_warnings(config), *_reward_warnings(config.reward)]
+    return [
+        *_sampling_warnings(config),
+        *_training_warnings(config),
+        *objective_warnings(config),
+        *_reward_warnings(config.reward),
+    ]
 
 
 def _sampling_warnings(config: RLConfig) -> Iterator[str]:

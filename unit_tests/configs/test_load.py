@@ -38,7 +38,7 @@ def message(path: Path, *overrides: str) -> str:
 def test_defaults_and_method_parameters_are_filled_in(minimal: Path) -> None:
     config = load(minimal, RLConfig)
     assert config.train.learning_rate == 1e-6 and config.rollout.responses_per_prompt == 8
-    assert config.algorithm.params == {"clip_low": 0.2, "clip_high": 0.2, "kl_coef": 0.0, "kl_estimator": "k3"}
+    assert config.algorithm.params == {"clip_low": 0.2, "clip_high": 0.2}
     method = method_for(config)
     assert type(method).__name__ == "GRPO" and method.params.clip_high == 0.2
 
@@ -58,28 +58,27 @@ def test_evaluation_uses_the_held_out_prompts_of_the_training_job() -> None:
 
 
 def test_method_parameters_are_beside_the_name_in_yaml(minimal: Path) -> None:
-    written = yaml.safe_load(to_yaml(load(minimal, RLConfig, ["algorithm.kl_coef=0.04"])))
-    assert written["algorithm"] == {
-        "name": "grpo", "clip_low": 0.2, "clip_high": 0.2, "kl_coef": 0.04, "kl_estimator": "k3",
-    }  # fmt: skip
+    written = yaml.safe_load(to_yaml(load(minimal, RLConfig, ["algorithm.clip_high=0.28"])))
+    assert written["algorithm"] == {"name": "grpo", "clip_low": 0.2, "clip_high": 0.28}
 
 
 def test_unknown_keys_name_the_nearest(minimal: Path) -> None:
     text = message(
-        minimal, "train.learning_rte=1", "train.lr=1", "rollout.learning_rate=1", "trian.steps=1",
+        minimal, "train.learning_rte=1", "train.lr=1", "rollout.learning_rate=1", "run.learning_rte=1", "trian.steps=1",
         "algorithm.clip_hgih=0.3", "data.sources.0.fle=x", "model.zzz=1",
     )  # fmt: skip
     for expected in (
         "train.learning_rte: unknown key; did you mean train.learning_rate?",
         "train.lr: unknown key; did you mean train.learning_rate?",
-        "rollout.learning_rate: unknown key; did you mean train.learning_rate?",
+        "rollout.learning_rate: unknown key; did you mean critic.learning_rate or train.learning_rate?",
+        "run.learning_rte: unknown key; did you mean critic.learning_rate or train.learning_rate?",
         "trian: unknown key; did you mean train?",
         "algorithm.clip_hgih: unknown key; did you mean algorithm.clip_high?",
         "data.sources.0.fle: unknown key; did you mean data.sources.0.file?",
         "model.zzz: unknown key; keys here: path, dtype, device",
     ):
         assert expected in text
-    assert "7 problems" in text
+    assert "8 problems" in text
 
 
 @pytest.mark.parametrize(
@@ -106,7 +105,10 @@ def test_unknown_keys_name_the_nearest(minimal: Path) -> None:
         ("algorithm=grpo", "algorithm: must be a block of keys (name"),
         ("algorithm={}", "algorithm.name: is missing"),
         ("algorithm.clip_low=1", "algorithm.clip_low: must be below 1.0; given 1"),
-        ("algorithm.kl_estimator=k4", "algorithm.kl_estimator: must be 'k1', 'k2' or 'k3'; given 'k4'"),
+        (
+            "algorithm={name: gspo, level: word}",
+            "algorithm.level: must be 'sequence' or 'token'; given 'word'",
+        ),
         ("algorithm.name=grop", "algorithm.name: method 'grop': there is no module algs.grop; did you mean grpo?"),
         ("algorithm.name=sft", "algorithm.name: 'sft' defines no advantage"),
         ("data.sources=[]", "data.sources: needs at least 1 item(s); given []"),
@@ -210,6 +212,7 @@ def test_run_dir_replaces_folder_and_name(minimal: Path, tmp_path: Path) -> None
 def test_own_code_is_found_from_the_current_folder(minimal: Path, tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "my_own_lab.py").write_text(
         "from algs.method import MethodParams, PolicyMethod, param\n"
+        "from algs.records import TokenLoss\n"
         "class Mine(PolicyMethod):\n"
         "    class Params(MethodParams):\n"
         "        reach: tuple[float, float] = param((0.1, 0.2), 'How far.')\n"
@@ -217,6 +220,7 @@ def test_own_code_is_found_from_the_current_folder(minimal: Path, tmp_path: Path
         "        def __post_init__(self):\n"
         "            if self.reach[0] > self.reach[1]: raise ValueError('reach must rise')\n"
         "    def advantages(self, groups): return groups.rewards\n"
+        "    def loss(self, t): return TokenLoss(-t.advantages * t.logprobs)\n"
     )
     (tmp_path / "my_broken_lab.py").write_text("def broken(:\n")
     monkeypatch.chdir(tmp_path)
