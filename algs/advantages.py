@@ -70,7 +70,10 @@ def reinforce_pp(
 
     With `group_baseline` R is R - mean_g. A step without spread gets 0; with the baseline so does a group of one.
     """
-    return whiten(_centred(groups) if group_baseline else groups.rewards).to(groups.rewards.dtype)
+    if not group_baseline:
+        return whiten(groups.rewards)
+    centred = _centred(groups)  # whose mean is 0 but for rounding, which must not reach groups without a signal
+    return torch.where(centred == 0, 0.0, whiten(centred)).to(groups.rewards.dtype)
 
 
 def gae(
