@@ -7,8 +7,8 @@ response is a segment that also sees the prompt. Everything is numpy, so that a 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,6 +51,8 @@ class MicroBatch:
     staleness: Ints  # [N] policy versions between sampling and now
     group: Ints  # [S] as given to pack()
     trajectory_index: Ints  # [S] position in the list given to pack(); DUMMY in a dummy
+    rewards: Floats  # [S] NaN where there is none; nothing trains on it, people look at it
+    columns: Mapping[str, Floats] = field(default_factory=dict)  # [N] each: what pack() was given beside the advantages
     images: tuple[Any, ...] = ()  # inputs of vision-language models
 
     @property
@@ -76,16 +78,19 @@ class _Unit:
 def pack(
     trajectories: Sequence[Trajectory],
     groups: NDArray[np.integer],
-    advantages: NDArray[np.floating],
+    advantages: Sequence[Any] | NDArray[np.floating],
     loss_weights: NDArray[np.floating],
     version: int,
     max_tokens: int,
     ranks: int,
     share_prompts: bool,
+    columns: Mapping[str, Sequence[NDArray[np.floating]]] | None = None,
 ) -> list[list[MicroBatch]]:
     """Split trajectories into micro-batches: a list per rank, all lists of the same length. Deterministic.
 
-    groups, advantages and loss_weights are [S], one entry per trajectory; the weight is that of each of its tokens.
+    groups, advantages and loss_weights have one entry per trajectory; the weight is that of each of its tokens, and an
+    advantage may be one number or one for each action token. `columns` are further numbers of every action token, a list of
+    arrays each, by name.
     `version` is the policy's now. A micro-batch holds at most `max_tokens` input tokens, except that a trajectory longer
     than that gets one of its own. A group too big for the budget is split and its prompt repeated. Trajectories without
     action tokens are left out. Ranks that would lack a micro-batch get a dummy of weight 0.
@@ -108,10 +113,10 @@ def pack(
     else:
         units = [_unit(trajectories, [i]) for i in members]
     bins = _balance(units, max_tokens, ranks)
-    dummy = _dummy(trajectories[members[0]])
+    per_token = {"advantages": advantages, "loss_weights": loss_weights, **(columns or {})}
+    dummy = _dummy(trajectories[members[0]], per_token)
     batches = [
-        _micro_batch(trajectories, content, groups, advantages, loss_weights, version) if content else dummy
-        for content in bins
+        _micro_batch(trajectories, content, groups, per_token, version) if content else dummy for content in bins
     ]
     return [batches[rank::ranks] for rank in range(ranks)]
 
@@ -193,8 +198,7 @@ def _micro_batch(
     trajectories: Sequence[Trajectory],
     units: list[_Unit],
     groups: NDArray[np.integer],
-    advantages: NDArray[np.floating],
-    loss_weights: NDArray[np.floating],
+    per_token: Mapping[str, Sequence[Any] | NDArray[np.floating]],
     version: int,
 ) -> MicroBatch:
     input_ids: list[Ints] = []
@@ -233,6 +237,12 @@ def _micro_batch(
     index = np.asarray(members, dtype=np.int64)
     chosen = [trajectories[i] for i in members]
     counts = np.asarray([t.action_tokens for t in chosen])
+    columns = {
+        name: np.concatenate(
+            [np.broadcast_to(values[i], count) for i, count in zip(members, counts, strict=True)]
+        ).astype(np.float32)
+        for name, values in per_token.items()
+    }
     staleness = version - np.concatenate([t.versions[t.is_action] for t in chosen]).astype(np.int64)
     assert (staleness >= 0).all(), "a token is newer than the policy"
     return MicroBatch(
@@ -242,17 +252,19 @@ def _micro_batch(
         predict=np.concatenate(predict),
         targets=np.concatenate([t.token_ids[t.is_action] for t in chosen]).astype(np.int64),
         behavior_logprobs=np.concatenate([t.behavior_logprobs[t.is_action] for t in chosen]).astype(np.float32),
-        advantages=np.repeat(np.asarray(advantages)[index], counts).astype(np.float32),
-        loss_weights=np.repeat(np.asarray(loss_weights)[index], counts).astype(np.float32),
+        advantages=columns.pop("advantages"),
+        loss_weights=columns.pop("loss_weights"),
         sequence=np.repeat(np.arange(len(members), dtype=np.int64), counts),
         staleness=staleness,
         group=np.asarray(groups)[index].astype(np.int64),
         trajectory_index=index,
+        rewards=np.asarray([np.nan if t.reward is None else t.reward for t in chosen], dtype=np.float32),
+        columns=columns,
         images=tuple(image for t in chosen for image in t.prompt.images),
     )
 
 
-def _dummy(like: Trajectory) -> MicroBatch:
+def _dummy(like: Trajectory, per_token: Mapping[str, Any]) -> MicroBatch:
     """One real token that predicts itself with weight 0."""
     token = np.asarray(like.prompt_ids[-1:], dtype=np.int64)
     zeros = np.zeros(1, dtype=np.int64)
@@ -269,4 +281,6 @@ def _dummy(like: Trajectory) -> MicroBatch:
         staleness=zeros,
         group=zeros,
         trajectory_index=np.full(1, DUMMY, dtype=np.int64),
+        rewards=np.full(1, np.nan, dtype=np.float32),
+        columns={n: np.zeros(1, dtype=np.float32) for n in per_token if n not in ("advantages", "loss_weights")},
     )

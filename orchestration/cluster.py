@@ -74,7 +74,7 @@ def started_actors(config: RLConfig | EvalConfig, run: RunDirectory, method: Pol
         if isinstance(config, RLConfig):
             assert method is not None
             trainers, starting = TrainerGroup.create(
-                trainer_settings(config), method, device, config.sync.method, run.path / "sync", run, options[:ranks],
+                trainer_settings(config, run), method, device, config.sync.method, run.path / "sync", run, options[:ranks],
                 threads=config.train.threads_per_rank or max(1, device.cores // ranks),
             )  # fmt: skip
             futures += starting
@@ -92,11 +92,16 @@ def started_actors(config: RLConfig | EvalConfig, run: RunDirectory, method: Pol
             trainers.close()
 
 
-def trainer_settings(config: RLConfig) -> TrainerSettings:
+def trainer_settings(config: RLConfig, run: RunDirectory) -> TrainerSettings:
     return TrainerSettings(
         model=config.model,
         train=config.train,
         temperature=config.rollout.temperature,
         seed=config.run.seed,
         total_updates=config.train.steps * config.train.updates_per_step,
+        objective=config.objective,
+        critic=config.critic,
+        replay_folder=str((run.path / "replay").resolve()),
+        replay_steps=tuple(config.replay.steps),
+        replay_keep=config.replay.keep,
     )

@@ -35,6 +35,7 @@ class PreparedBatch:
     staleness: Tensor  # [N] int64
     group: Tensor  # [S] int64
     trajectory_index: Tensor  # [S] int64
+    columns: dict[str, Tensor]  # [N] float32 each, e.g. old_logprobs
     is_dummy: bool
 
 
@@ -62,6 +63,7 @@ def to_device(batch: MicroBatch, device: str | torch.device) -> PreparedBatch:
         staleness=tensor(batch.staleness),
         group=tensor(batch.group),
         trajectory_index=tensor(batch.trajectory_index),
+        columns={name: tensor(values) for name, values in batch.columns.items()},
         is_dummy=batch.is_dummy,
     )
 
@@ -104,6 +106,42 @@ class PolicyHead(nn.Module):
         )
 
 
+class ValueHead(nn.Module):
+    """V of the state a token is predicted from. Zero at first, so that a fresh critic claims nothing."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(hidden_size))
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        """hidden [U, H], rows [N] in 0..U-1 -> values [N] float32"""
+        with torch.autocast(hidden.device.type, enabled=False):
+            values = hidden.float() @ self.weight.float() + self.bias.float()
+        return values.index_select(0, rows)
+
+
+def packed_hidden(hf_model: Any, batch: PreparedBatch) -> Tensor:
+    """Last hidden states [U, H] of the packed sequences at `batch.positions`.
+
+    Raises ValueError when a layer does not use the packed attention: sequences would see each other."""
+    batch.layout.calls = 0
+    hidden = hf_model.base_model(
+        input_ids=batch.input_ids,
+        position_ids=batch.position_ids,
+        attention_mask=None,
+        use_cache=False,
+        packed=batch.layout,
+    ).last_hidden_state
+    layers = hf_model.config.num_hidden_layers
+    if batch.layout.calls != layers:
+        raise ValueError(
+            f"{type(hf_model).__name__}: {batch.layout.calls} of its {layers} layers use the packed attention; "
+            "packed sequences would leak into each other"
+        )
+    return hidden[0].index_select(0, batch.positions)
+
+
 class PolicyModel(nn.Module):
     """A Hugging Face causal language model whose forward pass returns what a policy loss needs.
 
@@ -112,33 +150,28 @@ class PolicyModel(nn.Module):
 
     hf_model: Any  # a transformers PreTrainedModel
 
-    def __init__(self, hf_model: Any, float32_head: bool = False) -> None:
-        """Raises ValueError when the model's family needs something packed sequences do not have here."""
+    def __init__(self, hf_model: Any, float32_head: bool = False, with_values: bool = False) -> None:
+        """with_values: a value head on the policy's trunk, not part of `hf_model`.
+
+        Raises ValueError when the model's family needs something packed sequences do not have here."""
         super().__init__()
         _refuse_unsupported(hf_model)
         self.hf_model = hf_model
+        self.value_head = ValueHead(hf_model.config.hidden_size) if with_values else None
         softcap = getattr(hf_model.config, "final_logit_softcapping", None)
         self.head = PolicyHead(hf_model.get_output_embeddings(), softcap, float32_head)
 
-    def forward(self, batch: PreparedBatch, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-        """logprobs [N] float32 and entropy [N] float32 (nats) of the action tokens, at `temperature`; both differentiable."""
+    def forward(
+        self, batch: PreparedBatch, temperature: float = 1.0, train_trunk_on_values: bool = True
+    ) -> tuple[Tensor, ...]:
+        """logprobs [N] float32 and entropy [N] float32 (nats) of the action tokens, at `temperature`; with a value head also
+        values [N] float32. All differentiable; values only to the head unless `train_trunk_on_values`."""
         self.head.register_partitioned()
-        batch.layout.calls = 0
-        hidden = self.hf_model.base_model(
-            input_ids=batch.input_ids,
-            position_ids=batch.position_ids,
-            attention_mask=None,
-            use_cache=False,
-            packed=batch.layout,
-        ).last_hidden_state
-        layers = self.hf_model.config.num_hidden_layers
-        if batch.layout.calls != layers:
-            raise ValueError(
-                f"{type(self.hf_model).__name__}: {batch.layout.calls} of its {layers} layers use the packed attention; "
-                "packed sequences would leak into each other"
-            )
-        chosen = hidden[0].index_select(0, batch.positions)
-        return self.head(chosen, batch.targets, batch.rows, temperature)
+        chosen = packed_hidden(self.hf_model, batch)
+        predicted = self.head(chosen, batch.targets, batch.rows, temperature)
+        if self.value_head is None:
+            return predicted
+        return (*predicted, self.value_head(chosen if train_trunk_on_values else chosen.detach(), batch.rows))
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> PolicyModel:
         """Rotary frequencies stay float32 when the model is cast, e.g. by DeepSpeed: bfloat16 ones turn far positions."""
@@ -150,7 +183,7 @@ class PolicyModel(nn.Module):
         return self
 
 
-def load_policy(model: Model, device: DeviceSpec) -> PolicyModel:
+def load_policy(model: Model, device: DeviceSpec, with_values: bool = False) -> PolicyModel:
     """Load the configured causal language model (Hugging Face format) on the CPU, with packed attention.
 
     The weights are float32: DeepSpeed, or whoever runs the model, casts them to the compute type and keeps the masters.
@@ -176,7 +209,7 @@ def load_policy(model: Model, device: DeviceSpec) -> PolicyModel:
     )
     if model.gradient_checkpointing:
         hf_model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return PolicyModel(hf_model, model.float32_head)
+    return PolicyModel(hf_model, model.float32_head, with_values)
 
 
 def _refuse_unsupported(hf: Any) -> None:

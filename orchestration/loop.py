@@ -22,7 +22,7 @@ def run_rl(config: RLConfig, prompts: PromptSets, run: RunDirectory, write_repor
     Raises:
         ProbeFailed: an engine does not hold the trainer's weights.
         RewardFailures: more responses could not be scored than reward.max_error_rate allows.
-        NonFiniteError: a loss or gradient was Inf or NaN.
+        NonFiniteError: too many updates in a row held an Inf or NaN; there is a checkpoint from before them.
     """
     method, steps = method_for(config), config.train.steps
     with ExitStack() as stack:
@@ -36,7 +36,7 @@ def run_rl(config: RLConfig, prompts: PromptSets, run: RunDirectory, write_repor
                 job.prove()  # engines and trainer start from the same weights
             else:
                 groups = job.generate(step)
-                if job.train(groups):
+                if job.train(step, groups):
                     job.sync()
                 job.keep_samples(step, groups)
             if step == 0 or due(step, config.eval.every, steps):

@@ -49,6 +49,32 @@ METRICS: dict[str, Metric] = {
     "rollout/zero_variance_share": Metric(
         "share", "rollout/zero_variance_groups divided by the step's groups.", "Groups without signal (share)"
     ),
+    "rollout/dropped_responses": Metric(
+        "responses", "Scored responses that a filter (rollout.filters) left out of the loss.", "Filtered responses"
+    ),
+    "rollout/dropped_in_baseline": Metric(
+        "responses",
+        "Those of rollout/dropped_responses that still count in their group's baseline (in_baseline: true).",
+        "Filtered responses",
+    ),
+    "rollout/filtered_groups": Metric(
+        "groups", "Groups that filters left out whole, refill rounds included.", "Filtered groups"
+    ),
+    "rollout/refill_rounds": Metric(
+        "rounds", "Rounds of further prompts asked in place of filtered groups.", "Refill rounds"
+    ),
+    "rollout/refilled_groups": Metric(
+        "groups", "Further prompts asked in those rounds; they are in rollout/responses.", "Filtered groups"
+    ),
+    "rollout/unfilled_groups": Metric(
+        "groups", "Groups still missing after rollout.max_refill_rounds: the step trained on fewer.", "Filtered groups"
+    ),
+    "rollout/retired_prompts": Metric(
+        "prompts",
+        "Training prompts passed over since they pass often enough (data.retire_pass_rate); it falls to 0 when all come "
+        "back.",
+        "Retired prompts",
+    ),
     "rollout/tokens": Metric("tokens", "Tokens generated in the step by all engines.", "Tokens per step"),
     "rollout/tokens_per_second": Metric(
         "tokens/s", "rollout/tokens divided by time/generate_seconds.", "Tokens per second"
@@ -98,6 +124,11 @@ METRICS: dict[str, Metric] = {
     "train/empty_updates": Metric(
         "updates", "Updates left out because no response of theirs would have given a gradient.", "Empty updates"
     ),
+    "train/skipped_updates": Metric(
+        "updates",
+        "Updates skipped on all ranks because a reward, advantage, loss or gradient was Inf or NaN; each is kept in replay/.",
+        "Skipped updates",
+    ),
     "train/staleness_mean": Metric(
         "versions", "Mean over trained tokens of policy versions between sampling and training.", "Staleness"
     ),
@@ -110,8 +141,25 @@ METRICS: dict[str, Metric] = {
         "Mean over trained tokens of new over old probability; exactly 1 when a step makes one update.",
         "Probability ratio",
     ),
-    "method/kl_ref": Metric(
-        "nats", "KL to the reference policy by the method's estimator, mean over trained tokens.", "KL divergence"
+    "objective/kl_ref_nats": Metric(
+        "nats", "KL to the reference policy by objective.kl.estimator, mean over trained tokens.", "KL divergence"
+    ),
+    "objective/correction_weight": Metric(
+        "ratio", "Mean over trained tokens of the off-policy corrections' factor.", "Off-policy correction"
+    ),
+    "objective/rejected_share": Metric(
+        "share", "Share of trained tokens that an off-policy correction leaves out.", "Off-policy correction"
+    ),
+    "critic/loss": Metric("", "The critic's loss, aggregated as the policy's.", "Critic loss"),
+    "critic/explained_variance": Metric(
+        "share",
+        "1 - Var(return - value) / Var(return) over the action tokens of an optimizer step, values from its start. 1: the "
+        "critic knows the return; 0: as good as a constant; below 0: worse.",
+        "Explained variance",
+    ),
+    "critic/value_mean": Metric("reward", "Mean value over action tokens at the start of the step.", "Value"),
+    "critic/gradient_norm": Metric(
+        "norm", "Global L2 norm of a separate critic's gradient before clipping.", "Gradient norm"
     ),
     "sync/probe_gap_mean": Metric(
         "nats",
@@ -169,6 +217,9 @@ PREFIXES: dict[str, Metric] = {
         "reward/<part>: mean of one part of the reward over scored responses, before its weight. "
         "reward/pass_rate/<source>: pass rate of one data source.",
         "Reward parts",
+    ),
+    "rollout/filtered/": Metric(
+        "responses", "rollout/filtered/<filter>: scored responses that this filter left out.", "Filtered responses"
     ),
     "method/": Metric(
         "", "method/<name>: a metric that the method's loss returns, mean over trained tokens.", "Method metrics"

@@ -2,40 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from configs.schema import RLConfig
-from data_feeds.packing import DUMMY, pack
+from orchestration.frozen import frozen_columns
 from orchestration.metrics import Tally
 from orchestration.probe import compare, tolerance_for
 from orchestration.rollout_actor import RolloutGroup
 from orchestration.trainer_actor import TrainerGroup
-from rollouts.records import Prompt, Trajectory
+from rollouts.records import Prompt
 from rollouts.sampling import Sampling
-
-
-def trainer_logprobs(
-    trainers: TrainerGroup, trajectories: list[Trajectory], version: int, max_tokens: int
-) -> list[np.ndarray]:
-    """The trainer's log-probabilities of the trajectories' action tokens, under its current weights."""
-    count = len(trajectories)
-    per_rank = pack(
-        trajectories=trajectories,
-        groups=np.arange(count),
-        advantages=np.zeros(count, dtype=np.float32),
-        loss_weights=np.ones(count, dtype=np.float32),
-        version=version,
-        max_tokens=max_tokens,
-        ranks=len(trainers.actors),
-        share_prompts=False,
-    )
-    found: list[np.ndarray] = [np.zeros(0, dtype=np.float32)] * count
-    for batches, values in zip(per_rank, trainers.logprobs(per_rank), strict=True):
-        for batch, logprobs in zip(batches, values, strict=True):
-            for row, index in enumerate(batch.trajectory_index):
-                if index != DUMMY:
-                    found[index] = logprobs[batch.sequence == row]
-    return found
 
 
 def synchronise(trainers: TrainerGroup, rollouts: RolloutGroup, version: int) -> None:
@@ -53,8 +27,9 @@ def prove(
         ProbeFailed: they disagree by more than the tolerance.
     """
     trajectories = rollouts.probe(prompts, sampling, version)
-    ours = trainer_logprobs(trainers, trajectories, version, config.train.max_tokens_per_micro_batch)
-    result = compare([t.behavior_logprobs for t in trajectories], ours, tolerance_for(config))
+    budget = config.train.max_tokens_per_micro_batch
+    ours = frozen_columns(trainers, trajectories, ["old_logprobs"], version, budget, share_prompts=False)
+    result = compare([t.behavior_logprobs for t in trajectories], ours["old_logprobs"], tolerance_for(config))
     tally = Tally()
     tally.add("sync/probe_gap_mean", result.mean_gap)
     tally.maximum("sync/probe_gap_max", result.max_gap)

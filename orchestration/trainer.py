@@ -7,7 +7,7 @@ clipping, stepping, metrics as sums and counts. It works in a plain process (one
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,14 @@ from algs.records import PolicyTokens
 from configs.schema import Train
 from data_feeds.chat import load_tokenizer
 from data_feeds.packing import MicroBatch
+from orchestration.critic import load_critic
 from orchestration.devices import DeviceSpec
 from orchestration.forward import PolicyModel, PreparedBatch, load_policy, to_device
 from orchestration.metrics import Tally
+from orchestration.objective import TokenObjective
+from orchestration.saved_step import SavedStep
+from orchestration.step_sums import StepSums
 from orchestration.trainer_settings import TrainerSettings, deepspeed_config, learning_rate_at
-
-
-class NonFiniteError(RuntimeError):
-    """A loss or gradient was Inf or NaN; the same on every rank."""
 
 
 class Trainer:
@@ -36,112 +36,205 @@ class Trainer:
 
     def __init__(self, settings: TrainerSettings, method: PolicyMethod, device: DeviceSpec) -> None:
         self.settings, self.method = settings, method
+        self.objective = TokenObjective(method, settings.objective)
         # gloo alone is enough between CPU ranks; DeepSpeed's shared-memory operator would need a compiler at start-up.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed(dist_backend=device.backend, verbose=False)
         self.rank, self.ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
         self.device = torch.device(device.device, torch.cuda.current_device() if device.device == "cuda" else 0)
         torch.manual_seed(settings.seed)  # construction is the same on every rank: ZeRO-3 does not broadcast parameters
-        policy = load_policy(settings.model, device)
-        self.reference = load_policy(settings.model, device) if "ref_logprobs" in method.needs() else None
+        shares_trunk = self.objective.has_values and settings.critic.kind == "shared"
+        self.engine = self._engine(load_policy(settings.model, device, with_values=shares_trunk))
+        has_critic = self.objective.has_values and not shares_trunk
+        self.critic = self._engine(load_critic(settings, device)) if has_critic else None
+        self.reference = load_policy(settings.model, device) if self.objective.has_reference else None
         if self.reference is not None:
             self.reference.requires_grad_(False).eval().to(
                 device=self.device, dtype=getattr(torch, settings.model.dtype)
             )
-        self.engine, _, _, _ = deepspeed.initialize(
-            model=policy,
-            optimizer=torch.optim.AdamW(parameter_groups(policy, settings.train), **adamw_arguments(settings.train)),
-            config=deepspeed_config(settings.model, settings.train, self.ranks),
-        )
         torch.manual_seed(settings.seed + self.rank)
-        self.updates = 0
+        self.steps = self.updates = self.skipped_in_a_row = 0
+
+    def _engine(self, model: torch.nn.Module) -> Any:
+        settings = self.settings
+        optimizer = torch.optim.AdamW(parameter_groups(model, settings.train), **adamw_arguments(settings.train))
+        config = deepspeed_config(settings.model, settings.train, self.ranks)
+        return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
 
     @property
     def policy(self) -> PolicyModel:
         return self.engine.module
 
-    def step(self, updates: list[list[MicroBatch]]) -> Tally:
+    @property
+    def engines(self) -> list[Any]:
+        """The policy's, and the critic's where it has one of its own."""
+        return [self.engine] if self.critic is None else [self.engine, self.critic]
+
+    def step(self, updates: list[list[MicroBatch]], step: int = 0) -> Tally:
         """Run one optimizer step per entry of `updates`, this rank's micro-batches of each; every rank passes as many.
 
-        Raises:
-            NonFiniteError: a loss or gradient norm is Inf or NaN (on every rank alike).
+        An update with an Inf or NaN in its loss or gradient changes no weight, on any rank; it is counted in
+        `skipped_in_a_row` and train/skipped_updates, and saved for replay. So are the steps of settings.replay_steps.
         """
         tally = Tally()
-        # With one update per step the policy at its start is the policy itself: the ratio is one by definition and
-        # recomputing it would cost a forward pass for nothing.
-        old = [self.logprobs(batches) for batches in updates] if len(updates) > 1 else [None]
-        for batches, old_logprobs in zip(updates, old, strict=True):
-            tally.merge(self._update(batches, old_logprobs))
+        for index, batches in enumerate(updates):
+            saved = SavedStep(
+                step, index, self.rank, self.ranks, self.steps, self.updates, self.settings, self.method, batches
+            )
+            is_wanted = step in self.settings.replay_steps
+            if is_wanted:
+                saved.save_weights(self)
+            found = self._update(batches)
+            is_skipped = found.totals.get("train/skipped_updates", 0) > 0
+            if is_skipped and not is_wanted:
+                saved.save_weights(self)  # a skipped update left them as they were
+            if is_skipped or is_wanted:
+                saved.save_batch(found, reason="not finite" if is_skipped else "asked for")
+            tally.merge(found)
+        self.steps += 1
         return tally
 
-    def _update(self, batches: list[MicroBatch], old_logprobs: list[np.ndarray] | None) -> Tally:
-        rate = learning_rate_at(self.updates, self.settings.train, self.settings.total_updates)
-        for group in self.engine.optimizer.param_groups:
-            group["lr"] = rate
+    def _update(self, batches: list[MicroBatch]) -> Tally:
+        rates = self._set_learning_rates()
         sums = StepSums()
-        self.engine.train()
-        for i, batch in enumerate(batches):
-            self.engine.set_gradient_accumulation_boundary(i == len(batches) - 1)
-            prepared = to_device(batch, self.device)
-            logprobs, entropy = self.engine(prepared, self.settings.temperature)
-            old = None if old_logprobs is None else torch.from_numpy(old_logprobs[i]).to(self.device)
-            tokens = self._policy_tokens(prepared, logprobs, entropy, old)
-            token_loss = self.method.loss(tokens)
-            loss = (token_loss.values * prepared.loss_weights).sum()
-            sums.add(prepared, tokens, token_loss.metrics, loss)
-            # DeepSpeed averages gradients over ranks; our weights already hold the global denominator.
-            self.engine.backward(loss * self.ranks, scale_wrt_gas=False)
-            self.engine.step()
+        prepared_batches = [to_device(batch, self.device) for batch in batches]
+        step_sums = self._step_sums(prepared_batches)
+        for engine in self.engines:
+            engine.train()
+        for i, prepared in enumerate(prepared_batches):
+            tokens = self._policy_tokens(prepared, step_sums)
+            answer = self.objective(tokens)
+            policy_loss = (answer.policy * prepared.loss_weights).sum()
+            critic_loss = None if answer.critic is None else (answer.critic * prepared.loss_weights).sum()
+            sums.add(prepared, tokens, answer.metrics, policy_loss, critic_loss)
+            self._backward(policy_loss, critic_loss, is_last=i == len(batches) - 1)
         self.updates += 1
-        norm = float(self.engine.get_global_grad_norm() or 0.0)
+        norm, critic_norm, is_skipped = self._apply()
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if is_skipped else 0
         tally = sums.to_tally(self.rank)
-        self._refuse_non_finite(tally, norm)
         tally.add("train/gradient_norm", norm, 1)
-        tally.add("train/learning_rate", rate, 1)
+        if critic_norm is not None:
+            tally.add("critic/gradient_norm", critic_norm, 1)
+        tally.add("train/learning_rate", rates[0], 1)
+        tally.total("train/skipped_updates", float(is_skipped and self.rank == 0))
         tally.maximum("train/micro_batches", len(batches))
         return tally
 
-    def _refuse_non_finite(self, tally: Tally, norm: float) -> None:
-        finite = torch.tensor([float(math.isfinite(norm) and math.isfinite(tally.sums["train/loss"]))])
-        finite = finite.to(self.device)
-        torch.distributed.all_reduce(finite, torch.distributed.ReduceOp.MIN)
-        if finite.item() == 0:
-            raise NonFiniteError(
-                f"optimizer step {self.updates}: loss {tally.sums['train/loss']:g}, gradient norm {norm:g} on rank "
-                f"{self.rank}; the run stops before these weights are used. Try a lower train.learning_rate."
-            )
+    def _set_learning_rates(self) -> list[float]:
+        train, critic = self.settings.train, self.settings.critic
+        rate = learning_rate_at(self.updates, train, self.settings.total_updates)
+        rates = [rate, rate * (critic.learning_rate or train.learning_rate) / train.learning_rate][: len(self.engines)]
+        for engine, own in zip(self.engines, rates, strict=True):
+            for group in engine.optimizer.param_groups:
+                group["lr"] = own
+        return rates
 
-    def _policy_tokens(
-        self, prepared: PreparedBatch, logprobs: Tensor, entropy: Tensor, old: Tensor | None
-    ) -> PolicyTokens:
-        ref = None
-        if self.reference is not None:
-            with torch.no_grad():
-                ref = self.reference(prepared, self.settings.temperature)[0]
+    @property
+    def is_warming_up(self) -> bool:
+        """Whether only the critic learns."""
+        return self.objective.has_values and self.steps < self.settings.critic.warmup_steps
+
+    def _backward(self, policy_loss: Tensor, critic_loss: Tensor | None, is_last: bool) -> None:
+        losses = [policy_loss]
+        if critic_loss is not None and self.critic is None:
+            losses = [policy_loss * float(not self.is_warming_up) + critic_loss]
+        elif critic_loss is not None:
+            losses.append(critic_loss)
+        for engine, loss in zip(self.engines, losses, strict=True):
+            if engine is self.critic or self.critic is None or not self.is_warming_up:
+                engine.set_gradient_accumulation_boundary(is_last)
+                # A loss that is not finite makes the gradient so, also where calculus would not (log 0): the norm then tells
+                # every rank, without a word between them. DeepSpeed averages gradients over ranks; our weights hold the
+                # global denominator already.
+                poison = torch.where(torch.isfinite(loss.detach()), float(self.ranks), torch.nan)
+                engine.backward(loss * poison, scale_wrt_gas=False)
+                if not is_last:
+                    engine.step()  # counts the micro-batch
+
+    def _apply(self) -> tuple[float, float | None, bool]:
+        """Take the optimizer steps: gradient norms of policy and critic, and whether a step was skipped because its norm was
+        not finite. Norms are global, so that all ranks decide alike."""
+        norms, is_skipped = {id(self.engine): 0.0}, False
+        for engine in self.engines:
+            if engine is self.critic or self.critic is None or not self.is_warming_up:
+                norms[id(engine)], is_applied = optimizer_step(engine, self.settings)
+                is_skipped |= not is_applied
+        return norms[id(self.engine)], norms.get(id(self.critic)), is_skipped
+
+    def _step_sums(self, batches: list[PreparedBatch]) -> dict[str, Tensor]:
+        """The method's sums over every action token of the update, all micro-batches and ranks; float32 scalars."""
+        if not self.objective.has_step_sums:
+            return {}
+        sums: dict[str, Tensor] = {}
+        with torch.no_grad():
+            for prepared in batches:
+                for name, values in self.method.step_sums(self._policy_tokens(prepared, {})).items():
+                    counted = values.new_zeros((), dtype=torch.float64) if prepared.is_dummy else values.double().sum()
+                    sums[name] = sums.get(name, 0.0) + counted
+        together = torch.stack(list(sums.values()))
+        torch.distributed.all_reduce(together)
+        return dict(zip(sums, together.float(), strict=True))
+
+    def _policy_tokens(self, prepared: PreparedBatch, step_sums: dict[str, Tensor]) -> PolicyTokens:
+        predicted = self.engine(prepared, self.settings.temperature, not self.is_warming_up)
+        logprobs, entropy = predicted[:2]
+        values = self.critic(prepared) if self.critic is not None else predicted[2] if len(predicted) > 2 else None
+        columns = prepared.columns
+        old = columns.get("old_logprobs")
+        if old is None:
+            from_engine = self.settings.objective.old_logprobs == "engine"
+            old = prepared.behavior_logprobs if from_engine else logprobs.detach()
         return PolicyTokens(
             logprobs=logprobs,
             behavior_logprobs=prepared.behavior_logprobs,
-            old_logprobs=logprobs.detach() if old is None else old,
+            old_logprobs=old,
             advantages=prepared.advantages,
             entropy=entropy,
             sequence=prepared.sequence,
             group=prepared.group,
             staleness=prepared.staleness,
-            ref_logprobs=ref,
+            ref_logprobs=columns.get("ref_logprobs"),
+            values=values,
+            old_values=columns.get("old_values"),
+            returns=columns.get("returns"),
+            step_sums=step_sums,
         )
 
     @torch.no_grad()
-    def logprobs(self, batches: list[MicroBatch], temperature: float | None = None) -> list[np.ndarray]:
-        """Log-probabilities of every micro-batch's action tokens under the current weights, [N] float32 each."""
-        self.engine.eval()
-        t = self.settings.temperature if temperature is None else temperature
-        return [self.engine(to_device(batch, self.device), t)[0].float().cpu().numpy() for batch in batches]
+    def frozen(self, batches: list[MicroBatch], names: Sequence[str]) -> list[dict[str, np.ndarray]]:
+        """Numbers of every micro-batch's action tokens under the current weights, [N] float32 each: old_logprobs of the
+        policy, ref_logprobs of the reference, old_values of the critic."""
+        for engine in self.engines:
+            engine.eval()
+        t, found = self.settings.temperature, []
+        for batch in batches:
+            prepared, columns = to_device(batch, self.device), {}
+            if "old_logprobs" in names or (self.critic is None and "old_values" in names):
+                predicted = self.engine(prepared, t)
+                columns["old_logprobs"] = predicted[0]
+                if len(predicted) > 2:
+                    columns["old_values"] = predicted[2]
+            if self.critic is not None and "old_values" in names:
+                columns["old_values"] = self.critic(prepared)
+            if self.reference is not None and "ref_logprobs" in names:
+                columns["ref_logprobs"] = self.reference(prepared, t)[0]
+            found.append({name: columns[name].float().cpu().numpy() for name in names})
+        return found
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Full parameters by their Hugging Face names, in the compute dtype. A collective: every rank iterates."""
-        for name, parameter in self.policy.hf_model.named_parameters():
-            with deepspeed.zero.GatheredParameters([parameter], enabled=self.settings.train.zero_stage == 3):
-                yield name, parameter.detach()
+        yield from full_parameters(self.policy.hf_model, self.settings.train)
+
+    def value_parameters(self) -> dict[str, Tensor]:
+        """Parameters of the critic, or of the value head on the trunk; on rank 0, others get an empty dict. A collective."""
+        module = self.critic.module if self.critic is not None else self.policy.value_head
+        if module is None:
+            return {}
+        gathered = {}
+        for name, tensor in full_parameters(module, self.settings.train):
+            if self.rank == 0:
+                gathered[name] = tensor.cpu().clone()
+        return gathered
 
     def save(self, folder: Path) -> None:
         """Write the policy and its tokenizer in Hugging Face format (rank 0 writes; a collective)."""
@@ -154,50 +247,27 @@ class Trainer:
             load_tokenizer(self.settings.model.path, self.settings.model.trust_remote_code).save_pretrained(folder)
 
 
-class StepSums:
-    """Sums over the tokens of an optimizer step, kept on the device until its end: no host sync per micro-batch."""
+def optimizer_step(engine: Any, settings: TrainerSettings) -> tuple[float, bool]:
+    """The engine's optimizer step: global gradient norm, and whether it was taken: not when the norm is Inf or NaN."""
+    if settings.train.zero_stage == 0 and settings.model.dtype == "float32":
+        # A plain optimizer: DeepSpeed neither tells its norm nor refuses a bad one. Gradients are the same on every rank.
+        norm = float(torch.nn.utils.get_total_norm([p.grad for p in engine.module.parameters() if p.grad is not None]))
+        if not math.isfinite(norm):
+            engine.set_gradient_accumulation_boundary(False)
+            engine.step()  # counts the micro-batch, takes no step
+            engine.zero_grad()
+            return norm, False
+        engine.step()
+        return norm, True
+    engine.step()
+    return float(engine.get_global_grad_norm()), engine.was_step_applied()
 
-    def __init__(self) -> None:
-        self.loss: Tensor | float = 0.0
-        self.tokens = 0
-        self.forward_tokens = 0
-        self.sums: dict[str, Tensor] = {}
-        self.maxima: dict[str, Tensor] = {}
 
-    @torch.no_grad()
-    def add(self, prepared: PreparedBatch, t: PolicyTokens, metrics: dict[str, Tensor], loss: Tensor) -> None:
-        self.forward_tokens += prepared.input_ids.shape[1]
-        self.loss = self.loss + loss.detach()
-        if prepared.is_dummy:
-            return
-        log_rho = t.logprobs.detach() - t.behavior_logprobs
-        self.tokens += t.logprobs.shape[0]
-        self._put("train/entropy_nats", t.entropy)
-        self._put("train/logprob_gap_mean", log_rho.abs())
-        self._put("train/kl_behavior_nats", torch.expm1(log_rho) - log_rho)
-        self._put("train/staleness_mean", t.staleness.float())
-        for name, values in metrics.items():
-            self._put(f"method/{name}", values)
-        self._max("train/logprob_gap_max", log_rho.abs())
-        self._max("train/staleness_max", t.staleness.float())
-
-    def _put(self, name: str, values: Tensor) -> None:
-        self.sums[name] = self.sums.get(name, 0.0) + values.detach().double().sum()
-
-    def _max(self, name: str, values: Tensor) -> None:
-        largest = values.max()
-        self.maxima[name] = torch.maximum(self.maxima[name], largest) if name in self.maxima else largest
-
-    def to_tally(self, rank: int) -> Tally:
-        tally = Tally()
-        tally.add("train/loss", float(self.loss), 1 if rank == 0 else 0)  # ranks hold parts of one sum
-        tally.total("train/tokens", self.forward_tokens)
-        tally.total("train/action_tokens", self.tokens)
-        for name, value in self.sums.items():
-            tally.add(name, float(value), self.tokens)
-        for name, value in self.maxima.items():
-            tally.maximum(name, float(value))
-        return tally
+def full_parameters(module: torch.nn.Module, train: Train) -> Iterator[tuple[str, Tensor]]:
+    """Whole parameters by name, gathered one at a time under ZeRO-3. A collective: every rank iterates."""
+    for name, parameter in module.named_parameters():
+        with deepspeed.zero.GatheredParameters([parameter], enabled=train.zero_stage == 3):
+            yield name, parameter.detach()
 
 
 def parameter_groups(policy: torch.nn.Module, train: Train) -> list[dict[str, Any]]:

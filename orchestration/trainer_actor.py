@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,11 +46,12 @@ class TrainerActor:
         self.trainer = Trainer(settings, method, device)
         self.publisher = WeightPublisher(sync_method, Path(sync_folder)) if rank == 0 else None
 
-    def step(self, updates: list[list[MicroBatch]]) -> Tally:
-        return self.trainer.step(updates)
+    def step(self, updates: list[list[MicroBatch]], step: int) -> tuple[Tally, int]:
+        tally = self.trainer.step(updates, step)
+        return tally, self.trainer.skipped_in_a_row
 
-    def logprobs(self, batches: list[MicroBatch], temperature: float | None = None) -> list[np.ndarray]:
-        return self.trainer.logprobs(batches, temperature)
+    def frozen(self, batches: list[MicroBatch], names: Sequence[str]) -> list[dict[str, np.ndarray]]:
+        return self.trainer.frozen(batches, names)
 
     def publish(self, version: int) -> dict[str, Any] | None:
         """Gather the weights (all ranks) and put them where engines can take them (rank 0), which returns the notice."""
@@ -90,18 +92,17 @@ class TrainerGroup:
             for rank, actor in enumerate(actors)
         ]
 
-    def step(self, updates: list[list[list[MicroBatch]]]) -> Tally:
-        """updates[u][rank] are the micro-batches of optimizer step u; returns the step's metrics over all ranks."""
-        tally = Tally()
+    def step(self, updates: list[list[list[MicroBatch]]], step: int) -> tuple[Tally, int]:
+        """updates[u][rank] are the micro-batches of optimizer step u; returns the step's metrics over all ranks, and how
+        many updates in a row were skipped because something in them was not finite."""
         per_rank = [[update[rank] for update in updates] for rank in range(len(self.actors))]
-        for part in ray.get([a.step.remote(batches) for a, batches in zip(self.actors, per_rank, strict=True)]):
-            tally.merge(part)
-        return tally
+        calls = [a.step.remote(batches, step) for a, batches in zip(self.actors, per_rank, strict=True)]
+        parts = ray.get(calls)
+        return Tally.merged(part for part, _ in parts), parts[0][1]
 
-    def logprobs(self, per_rank: list[list[MicroBatch]], temperature: float | None = None) -> list[list[np.ndarray]]:
-        """Log-probabilities of the action tokens of every rank's micro-batches, under the current weights."""
-        calls = [a.logprobs.remote(batches, temperature) for a, batches in zip(self.actors, per_rank, strict=True)]
-        return ray.get(calls)
+    def frozen(self, per_rank: list[list[MicroBatch]], names: Sequence[str]) -> list[list[dict[str, np.ndarray]]]:
+        """Numbers of the action tokens of every rank's micro-batches under the current weights; see Trainer.frozen."""
+        return ray.get([a.frozen.remote(batches, names) for a, batches in zip(self.actors, per_rank, strict=True)])
 
     def publish(self, version: int) -> dict[str, Any]:
         """Make the current weights available to engines; returns what an engine needs to take them."""

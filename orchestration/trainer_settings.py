@@ -6,9 +6,10 @@ Apart from the trainer, so that the driver need not import DeepSpeed.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from configs.objective import Critic, Objective
 from configs.schema import Model, Train
 
 
@@ -21,6 +22,11 @@ class TrainerSettings:
     temperature: float  # the sampling temperature, of the rollouts that are trained on
     seed: int
     total_updates: int  # optimizer steps of the whole run, for the learning-rate schedule
+    objective: Objective = field(default_factory=Objective)
+    critic: Critic = field(default_factory=Critic)
+    replay_folder: str = "replay"  # where steps are kept whole
+    replay_steps: tuple[int, ...] = ()
+    replay_keep: int = 2
 
 
 def learning_rate_at(update: int, train: Train, total_updates: int) -> float:
@@ -50,7 +56,8 @@ def deepspeed_config(model: Model, train: Train, ranks: int) -> dict[str, Any]:
             "stage3_prefetch_bucket_size": 50_000_000,
             "stage3_param_persistence_threshold": 100_000,
         },
-        "bf16": {"enabled": model.dtype == "bfloat16"},
+        # Without the check a bfloat16 run under ZeRO 1 and 2 would step on NaN.
+        "bf16": {"enabled": model.dtype == "bfloat16", "check_grad_overflow": True},
         "zero_allow_untested_optimizer": True,  # torch's fused AdamW; tested here at every stage
         "steps_per_print": 10**9,
     }

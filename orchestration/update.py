@@ -2,113 +2,186 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from algs import kl
 from algs.aggregation import token_weights
 from algs.method import PolicyMethod
 from algs.records import Groups, PolicyTokens
+from configs.components import advantage_for, aggregation_for
 from configs.schema import RLConfig
 from data_feeds.packing import MicroBatch, pack
 from orchestration.metrics import Tally
+from orchestration.objective import TokenObjective
 from rollouts.records import Group, Trajectory
+
+Columns = dict[str, list[np.ndarray]]  # by name: one array per trajectory, a number per action token
+Frozen = Callable[[list[Trajectory], Sequence[str]], Columns]
 
 
 @dataclass(frozen=True)
 class ScoredBatch:
-    """The scored trajectories of some groups as tensors. S trajectories of P groups that have at least one."""
+    """The trajectories of an optimizer step that count for its advantages: S of P groups that have at least one."""
 
     trajectories: list[Trajectory]
-    groups: Groups
-    advantages: torch.Tensor  # [S]
+    group: Tensor  # [S] int64 in 0..P-1
+    frozen: Columns = field(default_factory=dict)  # see TokenObjective.frozen_columns
 
     @classmethod
-    def of(cls, groups: list[Group], method: PolicyMethod) -> ScoredBatch:
-        """Trajectories whose scoring failed are in neither the baseline nor the loss."""
-        scored = [g.scored for g in groups if g.scored]
-        trajectories = [t for group in scored for t in group]
-        records = Groups(
-            rewards=torch.tensor([t.reward for t in trajectories], dtype=torch.float32),
-            group=torch.repeat_interleave(
-                torch.arange(len(scored)), torch.tensor([len(g) for g in scored], dtype=torch.int64)
-            ),
-            lengths=torch.tensor([t.action_tokens for t in trajectories]),
+    def of(cls, groups: list[Group]) -> ScoredBatch:
+        """Trajectories whose scoring failed, that a filter took out of the baseline, or without a single action token are in
+        neither baseline nor loss."""
+        counted = [[t for t in g.baseline if t.action_tokens] for g in groups]
+        counted = [g for g in counted if g]
+        sizes = torch.tensor([len(g) for g in counted], dtype=torch.int64)
+        return cls([t for g in counted for t in g], torch.repeat_interleave(torch.arange(len(counted)), sizes))
+
+    def column(self, name: str) -> Tensor:
+        """A frozen column over all action tokens, trajectory after trajectory. [N] float32"""
+        return torch.from_numpy(np.concatenate(self.frozen[name]).astype(np.float32))
+
+    @property
+    def behavior_logprobs(self) -> Tensor:
+        return torch.from_numpy(np.concatenate([t.behavior_logprobs[t.is_action] for t in self.trajectories]))
+
+    def groups(self, config: RLConfig) -> Groups:
+        """What an advantage sees: rewards less a KL penalty placed in them; per token too where there is a critic."""
+        lengths = torch.tensor([t.action_tokens for t in self.trajectories])
+        rewards = torch.tensor([t.reward for t in self.trajectories], dtype=torch.float32)
+        sequence = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+        token_rewards = torch.zeros(int(lengths.sum()))
+        leash = config.objective.kl
+        if leash.coef > 0 and leash.placement == "reward":
+            policy = self.column("old_logprobs") if "old_logprobs" in self.frozen else self.behavior_logprobs
+            token_rewards -= leash.coef * kl.estimate(leash.estimator, policy, self.column("ref_logprobs"))
+        penalties = torch.zeros_like(rewards).index_add_(0, sequence, token_rewards)
+        token_rewards[lengths.cumsum(0) - 1] += rewards
+        has_values = "old_values" in self.frozen
+        return Groups(
+            rewards=rewards + penalties,
+            group=self.group,
+            lengths=lengths,
+            truncated=torch.tensor([t.truncated for t in self.trajectories]),
+            token_rewards=token_rewards,
+            values=self.column("old_values") if has_values else None,
+            final_values=self.column("final_values") if has_values else None,
         )
-        advantages = method.advantages(records) if trajectories else torch.zeros(0)
-        if not torch.isfinite(advantages).all():
-            raise ValueError(f"{type(method).__name__}.advantages gave a non-finite advantage")
-        for trajectory, advantage in zip(trajectories, advantages.tolist(), strict=True):
-            trajectory.advantage = advantage
-        return cls(trajectories, records, advantages)
 
 
 def prepare_updates(
-    groups: list[Group], method: PolicyMethod, config: RLConfig, version: int
+    groups: list[Group], method: PolicyMethod, config: RLConfig, version: int, frozen: Frozen
 ) -> tuple[list[list[list[MicroBatch]]], Tally]:
     """Micro-batches of each optimizer step and rank, [update][rank][micro-batch], and what was left out.
 
     Groups are dealt to the step's updates in order. An update in which nothing would have a gradient is left out.
+    `frozen` asks the trainers for what must be known before the step's first update.
     """
     updates, tally = [], Tally()
-    share = -(-len(groups) // config.train.updates_per_step)
-    for start in range(0, len(groups), share):
-        batch = ScoredBatch.of(groups[start : start + share], method)
-        packed = _pack(batch, method, config, version, tally)
+    objective = TokenObjective(method, config.objective)
+    names = objective.frozen_columns(config.train.updates_per_step)
+    share = max(1, -(-len(groups) // config.train.updates_per_step))
+    batches = [ScoredBatch.of(groups[start : start + share]) for start in range(0, len(groups), share)]
+    batches = _with_frozen([b for b in batches if b.trajectories], names, frozen)
+    for batch in batches:
+        packed = _pack(batch, objective, config, version, tally)
         if packed is not None:
             updates.append(packed)
     tally.total("train/empty_updates", config.train.updates_per_step - len(updates))
     return updates, tally
 
 
+def _with_frozen(batches: list[ScoredBatch], names: Sequence[str], frozen: Frozen) -> list[ScoredBatch]:
+    """One call for all updates: everything is computed with the weights at the start of the step."""
+    if not names or not batches:
+        return batches
+    columns = frozen([t for batch in batches for t in batch.trajectories], names)
+    start, filled = 0, []
+    for batch in batches:
+        end = start + len(batch.trajectories)
+        filled.append(dataclasses.replace(batch, frozen={name: values[start:end] for name, values in columns.items()}))
+        start = end
+    return filled
+
+
+def advantages_of(batch: ScoredBatch, groups: Groups, method: PolicyMethod, config: RLConfig) -> list[np.ndarray]:
+    """Advantage of every action token, an array per trajectory. Trajectories get theirs (its mean) noted.
+
+    A reward that is Inf or NaN makes its tokens' advantages NaN whatever the method does with it: the step must see it.
+    """
+    found = advantage_for(config, method)(groups).to(torch.float32)
+    responses, tokens = len(groups.lengths), int(groups.lengths.sum())
+    if len(found) not in (responses, tokens):
+        raise ValueError(
+            f"the advantage gave {len(found)} numbers for {responses} responses of {tokens} action tokens; it must give "
+            "one per response or one per token"
+        )
+    per_token = torch.repeat_interleave(found, groups.lengths) if len(found) == responses else found
+    per_token = torch.where(torch.isfinite(groups.rewards)[groups.sequence], per_token, torch.nan)
+    split = [part.numpy() for part in torch.split(per_token, groups.lengths.tolist())]
+    for trajectory, values in zip(batch.trajectories, split, strict=True):
+        trajectory.advantage = float(values.mean())
+    return split
+
+
 def _pack(
-    batch: ScoredBatch, method: PolicyMethod, config: RLConfig, version: int, tally: Tally
+    batch: ScoredBatch, objective: TokenObjective, config: RLConfig, version: int, tally: Tally
 ) -> list[list[MicroBatch]] | None:
-    train = config.train
-    aggregation = config.objective.aggregation or method.aggregation
-    weights = token_weights(aggregation, batch.groups.lengths, batch.groups.group, config.rollout.max_new_tokens)
-    keep = (weights > 0).numpy()
-    if train.drop_zero_variance_groups and silent_at_zero_advantage(method):
-        keep &= (batch.advantages != 0).numpy()
+    train, method = config.train, objective.method
+    groups = batch.groups(config)
+    advantages = advantages_of(batch, groups, method, config)
+    columns = {name: values for name, values in batch.frozen.items() if name != "final_values"}
+    if objective.has_values:
+        returns = method.returns(groups)
+        columns["returns"] = [part.numpy() for part in torch.split(returns, groups.lengths.tolist())]
+        _tell_critic(groups, returns, tally)
+    lengths = torch.where(torch.tensor([t.dropped_by is None for t in batch.trajectories]), groups.lengths, 0)
+    if config.objective.rejected_tokens == "leave":
+        lengths = torch.minimum(lengths, _kept_tokens(batch, groups, objective, version))
+    aggregation = aggregation_for(config.objective, method)
+    weights = token_weights(aggregation, lengths, groups.group, config.rollout.max_new_tokens).numpy()
+    keep = weights > 0
+    if train.drop_zero_variance_groups and objective.is_silent_at_zero_advantage():
+        keep &= np.array([(values != 0).any() for values in advantages])
     chosen = np.flatnonzero(keep)
     tally.total("train/trajectories", len(chosen))
     if len(chosen) == 0:
         return None
     return pack(
         trajectories=[batch.trajectories[i] for i in chosen],
-        groups=batch.groups.group.numpy()[chosen],
-        advantages=batch.advantages.numpy()[chosen],
-        loss_weights=weights.numpy()[chosen],
+        groups=groups.group.numpy()[chosen],
+        advantages=[advantages[i] for i in chosen],
+        loss_weights=weights[chosen],
         version=version,
         max_tokens=train.max_tokens_per_micro_batch,
         ranks=train.ranks,
         share_prompts=train.share_prompts,
+        columns={name: [values[i] for i in chosen] for name, values in columns.items()},
     )
 
 
-def silent_at_zero_advantage(method: PolicyMethod) -> bool:
-    """Whether a token with advantage 0 gives no gradient under this method and its parameters.
-
-    Asked of the loss itself, on made-up tokens, so that an author need not declare it: a KL term or an entropy bonus
-    acts on every token, and then nothing may be left out of the forward pass.
-    """
-    logprobs = torch.tensor([-0.1, -2.0, -1.0, -5.0], requires_grad=True)
-    entropy = torch.tensor([0.3, 1.0, 0.7, 2.0], requires_grad=True)
-    other = torch.tensor([-0.2, -1.0, -1.5, -2.0])
+def _kept_tokens(batch: ScoredBatch, groups: Groups, objective: TokenObjective, version: int) -> Tensor:
+    """Action tokens of each trajectory that no correction leaves out. [S] int64"""
+    old = batch.column("old_logprobs")
+    zeros = torch.zeros_like(old)
+    versions = np.concatenate([t.versions[t.is_action] for t in batch.trajectories])
     tokens = PolicyTokens(
-        logprobs=logprobs,
-        behavior_logprobs=other,
-        old_logprobs=other,
-        advantages=torch.zeros(4),
-        entropy=entropy,
-        sequence=torch.tensor([0, 0, 1, 1]),
-        group=torch.tensor([0, 0]),
-        staleness=torch.zeros(4, dtype=torch.int64),
-        ref_logprobs=other - 0.5,
-    )
-    loss = method.loss(tokens).values.sum()
-    if not loss.requires_grad:
-        return True
-    gradients = torch.autograd.grad(loss, (logprobs, entropy), allow_unused=True)
-    return all(g is None or not g.any() for g in gradients)
+        logprobs=old, behavior_logprobs=batch.behavior_logprobs, old_logprobs=old, advantages=zeros, entropy=zeros,
+        sequence=groups.sequence, group=groups.group, staleness=torch.from_numpy(version - versions.astype(np.int64)),
+    )  # fmt: skip
+    _, keep = objective.correct(tokens)
+    return torch.zeros_like(groups.lengths).index_add_(0, groups.sequence, keep.long())
+
+
+def _tell_critic(groups: Groups, returns: Tensor, tally: Tally) -> None:
+    """How much of the returns' variance the values explain, exactly over the optimizer step."""
+    assert groups.values is not None
+    residual, target = (returns - groups.values).double(), returns.double()
+    tally.add("critic/value_mean", float(groups.values.double().sum()), len(returns))
+    if len(returns) > 1 and float(target.var()) > 0:
+        tally.add("critic/explained_variance", 1 - float(residual.var() / target.var()))

@@ -5,21 +5,21 @@ import pytest
 import torch
 
 from algs.grpo import GRPO
-from algs.method import MethodParams, PolicyMethod
-from algs.records import PolicyTokens, TokenLoss
 from algs.sft import SFT
 from configs.schema import RLConfig
+from orchestration.objective import TokenObjective
 from orchestration.rollout_actor import RewardFailures, refuse_failed_rewards, rollout_tally
-from orchestration.update import ScoredBatch, prepare_updates, silent_at_zero_advantage
+from orchestration.update import ScoredBatch, advantages_of, prepare_updates
 from rollouts.records import Group, Prompt, Trajectory
 
 
-def config(**train) -> RLConfig:
+def config(objective=None, **train) -> RLConfig:
     return RLConfig.model_validate(
         {
             "model": {"path": "x"},
             "data": {"sources": [{"reasoning_gym": "chain_sum"}]},
             "algorithm": {"name": "grpo"},
+            "objective": {"aggregation": "token_mean", **(objective or {})},
             "rollout": {"prompts_per_step": 4, "responses_per_prompt": 4, "max_new_tokens": 8},
             "reward": {"parts": [{"function": "ended"}]},
             "train": train,
@@ -41,6 +41,25 @@ def group(number: int, rewards: list[float | None], tokens: int = 3) -> Group:
     return Group(f"g{number}", prompt, trajectories)
 
 
+def nothing_frozen(trajectories, names):
+    raise AssertionError(f"{names} should not be asked for")
+
+
+def zeros_frozen(trajectories, names):
+    found = {name: [np.zeros(t.action_tokens, np.float32) for t in trajectories] for name in names}
+    return {
+        **found,
+        **({"final_values": [np.zeros(1, np.float32) for _ in trajectories]} if "old_values" in names else {}),
+    }
+
+
+def advantages(groups, method=None, **objective) -> list[float]:
+    """The advantage of each trajectory's first token."""
+    batch, made = ScoredBatch.of(groups), config(objective)
+    found = advantages_of(batch, batch.groups(made), method or GRPO(GRPO.Params()), made)
+    return [float(values[0]) for values in found]
+
+
 def trained(update) -> list[int]:
     return sorted(int(i) for rank in update for batch in rank for i in batch.trajectory_index if i >= 0)
 
@@ -48,74 +67,115 @@ def trained(update) -> list[int]:
 def test_a_failed_score_is_in_neither_baseline_nor_loss():
     groups = [group(0, [1.0, 0.0, None, 0.0])]
     method = GRPO(GRPO.Params())
-    batch = ScoredBatch.of(groups, method)
+    batch = ScoredBatch.of(groups)
     assert [t.reward for t in batch.trajectories] == [1.0, 0.0, 0.0]
-    without = ScoredBatch.of([group(0, [1.0, 0.0, 0.0])], method)
-    assert torch.equal(batch.advantages, without.advantages)
+    assert advantages(groups) == advantages([group(0, [1.0, 0.0, 0.0])])
     assert groups[0].trajectories[2].advantage is None
-    updates, tally = prepare_updates(groups, method, config(), version=0)
+    updates, tally = prepare_updates(groups, method, config(), 0, nothing_frozen)
     assert trained(updates[0]) == [0, 1, 2]
     assert sum(b.loss_weights.sum() for b in updates[0][0]) == pytest.approx(1.0)  # the denominator knows three only
     assert tally.means()["train/trajectories"] == 3
 
 
+def test_a_dropped_response_leaves_the_loss_and_the_denominator_and_the_baseline_only_if_told():
+    for in_baseline, expected in ((True, [1.5, -0.5, -0.5]), (False, [0.7071, -0.7071])):
+        groups = [group(0, [1.0, 0.0, 0.0, 0.0] if in_baseline else [1.0, 0.0, 0.0])]
+        left_out = groups[0].trajectories[-1]
+        left_out.dropped_by, left_out.in_baseline = "overlong", in_baseline
+        updates, _ = prepare_updates(groups, GRPO(GRPO.Params()), config(), 0, nothing_frozen)
+        (batch,) = updates[0][0]
+        assert batch.advantages[::3] == pytest.approx(expected, abs=1e-3)
+        assert batch.loss_weights.sum() == pytest.approx(1.0)
+        assert trained(updates[0]) == list(range(len(expected)))
+
+
 def test_groups_without_variance_are_left_out_but_stay_in_the_denominator():
     groups = [group(0, [1.0, 0.0]), group(1, [1.0, 1.0]), group(2, [0.0, 0.0])]
-    updates, tally = prepare_updates(groups, GRPO(GRPO.Params()), config(), version=0)
+    method = GRPO(GRPO.Params())
+    updates, tally = prepare_updates(groups, method, config(), 0, nothing_frozen)
     assert trained(updates[0]) == [0, 1]
     assert sum(b.loss_weights.sum() for b in updates[0][0]) == pytest.approx(1 / 3)
-    kept, _ = prepare_updates(groups, GRPO(GRPO.Params()), config(drop_zero_variance_groups=False), version=0)
+    kept, _ = prepare_updates(groups, method, config(drop_zero_variance_groups=False), 0, nothing_frozen)
     assert trained(kept[0]) == list(range(6))
-    with_kl, _ = prepare_updates(groups, GRPO(GRPO.Params(kl_coef=0.1)), config(), version=0)
+    with_kl, _ = prepare_updates(groups, method, config({"kl": {"coef": 0.1}}), 0, zeros_frozen)
     assert trained(with_kl[0]) == list(range(6)), "a KL term acts on every token"
+    with_entropy, _ = prepare_updates(groups, method, config({"entropy_coef": 0.1}), 0, nothing_frozen)
+    assert trained(with_entropy[0]) == list(range(6)), "an entropy bonus acts on every token"
     assert tally.means()["train/trajectories"] == 2
 
 
 def test_an_update_without_any_signal_is_left_out_and_counted():
     groups = [group(0, [1.0, 1.0]), group(1, [0.0, 1.0])]
-    updates, tally = prepare_updates(groups, GRPO(GRPO.Params()), config(updates_per_step=2), version=0)
+    method = GRPO(GRPO.Params())
+    updates, tally = prepare_updates(groups, method, config(updates_per_step=2), 0, zeros_frozen)
     assert len(updates) == 1
     assert tally.means()["train/empty_updates"] == 1
-    nothing, _ = prepare_updates([group(0, [None, None])], GRPO(GRPO.Params()), config(), version=0)
+    nothing, _ = prepare_updates([group(0, [None, None])], method, config(), 0, nothing_frozen)
     assert nothing == []
 
 
-def test_advantages_are_whole_group_ones_whatever_the_split():
-    groups = [group(i, [float(i == 0), 1.0, 0.5, 0.0]) for i in range(4)]
-    whole = ScoredBatch.of(groups, GRPO(GRPO.Params())).advantages
-    split = torch.cat([ScoredBatch.of([g], GRPO(GRPO.Params())).advantages for g in groups])
-    assert torch.equal(whole, split)
+def test_a_kl_penalty_in_the_reward_is_a_sum_over_the_response():
+    groups = [group(0, [1.0, 0.0, 0.5])]
+
+    def frozen(trajectories, names):
+        assert set(names) == {"old_logprobs", "ref_logprobs"}
+        old = [np.array([-1.0, -2.0, -0.5], np.float32) for _ in trajectories]
+        return {"old_logprobs": old, "ref_logprobs": [x - 0.1 * (i + 1) for i, x in enumerate(old)]}
+
+    made = config({"advantage": "group_mean", "kl": {"coef": 0.5, "estimator": "k1", "placement": "reward"}})
+    updates, _ = prepare_updates(groups, GRPO(GRPO.Params()), made, 0, frozen)
+    rewards = np.array([1.0 - 0.15, 0.0 - 0.30, 0.5 - 0.45])  # R - 0.5 * 3 tokens * 0.1 (i + 1)
+    (batch,) = updates[0][0]
+    assert batch.advantages[::3] == pytest.approx(rewards - rewards.mean(), abs=1e-6)
 
 
-class EntropyBonus(PolicyMethod):
-    class Params(MethodParams):
-        pass
+def test_rejected_tokens_leave_the_denominator_when_told():
+    groups = [group(0, [1.0, 0.0])]
 
-    def loss(self, t: PolicyTokens) -> TokenLoss:
-        return TokenLoss(-t.advantages * t.logprobs - 0.01 * t.entropy)
+    def frozen(trajectories, names):
+        assert names == ("old_logprobs",)
+        return {"old_logprobs": [np.array([-1.0, -1.0, -9.0], np.float32), np.full(3, -1.0, np.float32)]}
 
+    def total(rejected, ask):
+        correction = {"function": "token_mask", "params": {"low": 0.5, "high": 2.0}}
+        made = config({"corrections": [correction], "rejected_tokens": rejected})
+        updates, _ = prepare_updates(groups, GRPO(GRPO.Params()), made, 0, ask)
+        return updates[0][0][0].loss_weights
 
-@pytest.mark.parametrize(
-    ("method", "silent"),
-    [
-        (GRPO(GRPO.Params()), True),
-        (GRPO(GRPO.Params(kl_coef=0.1)), False),
-        (SFT(SFT.Params()), False),
-        (EntropyBonus(EntropyBonus.Params()), False),
-    ],
-)
-def test_whether_zero_advantage_is_silent_is_asked_of_the_loss(method, silent):
-    assert silent_at_zero_advantage(method) is silent
+    assert total("stay", nothing_frozen) == pytest.approx([1 / 6] * 6)
+    assert total("leave", frozen) == pytest.approx([1 / 5] * 6)
 
 
-class Poisoned(GRPO):
+def test_a_reward_that_is_not_finite_shows_in_the_advantages():
+    for reward in (float("nan"), float("inf")):
+        found = advantages([group(0, [reward, 0.0, 1.0]), group(1, [1.0, 0.0])])
+        assert np.isnan(found[0])
+        assert np.isfinite(found[3:]).all()
+        updates, _ = prepare_updates([group(0, [reward] * 2)], GRPO(GRPO.Params()), config(), 0, nothing_frozen)
+        assert trained(updates[0]) == [0, 1], "a group of nothing but NaN must not pass for one without variance"
+
+
+class TooShort(GRPO):
     def advantages(self, groups):
-        return torch.full_like(groups.rewards, float("nan"))
+        return torch.zeros(1)
 
 
-def test_a_non_finite_advantage_is_refused():
-    with pytest.raises(ValueError, match=r"Poisoned\.advantages"):
-        ScoredBatch.of([group(0, [0.0, 1.0])], Poisoned(GRPO.Params()))
+def test_an_advantage_of_the_wrong_length_is_refused():
+    with pytest.raises(ValueError, match="gave 1 numbers for 2 responses of 6 action tokens"):
+        advantages([group(0, [0.0, 1.0])], TooShort(GRPO.Params()))
+
+
+def test_what_is_frozen_before_the_first_update_follows_from_the_objective():
+    def names(objective, method=None, updates=1):
+        return set(TokenObjective(method or GRPO(GRPO.Params()), config(objective).objective).frozen_columns(updates))
+
+    assert names({}) == set()
+    assert names({}, updates=2) == {"old_logprobs"}
+    assert names({"old_logprobs": "engine"}, updates=2) == set()
+    assert names({"kl": {"coef": 0.1}}) == {"ref_logprobs"}
+    assert names({"kl": {"coef": 0.1, "placement": "reward"}}) == {"ref_logprobs", "old_logprobs"}
+    assert names({"corrections": ["token_truncate"]}) == set()
+    assert names({}, method=SFT(SFT.Params()), updates=2) == set(), "a loss without a ratio needs no pi_old"
 
 
 def test_rollout_metrics_count_errors_apart_from_rewards():

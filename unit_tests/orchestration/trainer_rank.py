@@ -26,11 +26,13 @@ def main() -> None:
         DS_ACCELERATOR="cpu", OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE",
     )  # fmt: skip
     import pickle
+    from dataclasses import replace
 
     import torch
     from deepspeed.utils import logger
 
     from algs.grpo import GRPO
+    from configs.objective import KL, Objective
     from configs.schema import Model, Train
     from orchestration.devices import resolve
     from orchestration.trainer import Trainer
@@ -45,9 +47,17 @@ def main() -> None:
             updates_per_step=updates, deepspeed={"zero_optimization": {"stage3_param_persistence_threshold": 0}},
         )  # fmt: skip
         model = Model(path=f"{folder}/model", dtype="float32", device="cpu")
-        settings = TrainerSettings(model, train, temperature=0.7, seed=0, total_updates=updates)
-        trainer = Trainer(settings, GRPO(GRPO.Params(kl_coef=kl_coef)), resolve("cpu"))
-        tally = trainer.step([update[rank] for update in micro_batches[name, ranks]])
+        settings = TrainerSettings(
+            model, train, temperature=0.7, seed=0, total_updates=updates, objective=Objective(kl=KL(coef=kl_coef))
+        )
+        trainer = Trainer(settings, GRPO(GRPO.Params()), resolve("cpu"))
+        names = trainer.objective.frozen_columns(updates)
+        own = [update[rank] for update in micro_batches[name, ranks]]
+        columns = [trainer.frozen(batches, names) for batches in own]
+        filled = [
+            [replace(b, columns=c) for b, c in zip(*pair, strict=True)] for pair in zip(own, columns, strict=True)
+        ]
+        tally = trainer.step(filled)
         weights = {name: tensor.detach().clone() for name, tensor in trainer.weights()}
         torch.save((weights, tally), f"{folder}/{name}_{ranks}_{rank}.pt")
 
