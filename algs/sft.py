@@ -7,7 +7,14 @@ from algs.records import PolicyTokens, TokenLoss
 
 
 class SFT(PolicyMethod):
-    """loss = -log pi. Advantages play no part; `objective.aggregation: token_mean` gives the usual cross-entropy."""
+    """Supervised fine-tuning by maximum likelihood.
+
+        loss = -log pi
+
+    Learns to repeat the given responses. Advantages play no part; `token_mean` gives the usual cross-entropy.
+    Differs from the paper by: nothing; there is no paper.
+    Relatives: REINFORCE (weighs each response with its advantage).
+    """
 
     class Params(MethodParams):
         pass
