@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +16,7 @@ from orchestration.logs import redirect_output_to
 from orchestration.metrics import Tally
 from orchestration.run_directory import RunDirectory
 from rollouts.engine import VLLMEngine
-from rollouts.records import Group, Prompt, Trajectory
+from rollouts.records import Group, Prompt, Trajectory, paid_alike
 from rollouts.sampling import Sampling
 from rollouts.worker import Asking, Finished, RolloutWorker
 
@@ -70,9 +72,16 @@ class RolloutGroup:
             actors.append(actor.remote(log, engine, config.model, config.reward, environment))
         return cls(actors), [actor.start.remote() for actor in actors]
 
-    def generate(self, prompts: list[Prompt], samples: int, sampling: Sampling, step: int, label: str) -> Rollouts:
-        """Ask every prompt `samples` times; groups come back in the order of `prompts`."""
-        askings = [Asking(f"{label}-{step}-{i}", prompt, samples) for i, prompt in enumerate(prompts)]
+    def generate(
+        self, prompts: list[Prompt], samples: int, sampling: Sampling, step: int, label: str,
+        earlier: Sequence[Prompt] = (),
+    ) -> Rollouts:  # fmt: skip
+        """Ask every prompt `samples` times; groups come back in the order of `prompts`.
+
+        earlier: prompts already asked in this step. Group ids go on from there, and a prompt that is asked again, also
+        within `prompts`, gets samples of other seeds.
+        """
+        askings = step_askings(prompts, samples, f"{label}-{step}", earlier)
         dealt = [askings[i :: len(self.actors)] for i in range(len(self.actors))]
         calls = [a.generate.remote(part, sampling, step) for a, part in zip(self.actors, dealt, strict=True)]
         finished: list[Finished] = ray.get(calls)
@@ -95,6 +104,16 @@ class RolloutGroup:
         """End the actors at once; their engines and scoring processes end with them."""
         for actor in self.actors:
             ray.kill(actor)
+
+
+def step_askings(prompts: list[Prompt], samples: int, label: str, earlier: Sequence[Prompt]) -> list[Asking]:
+    """One asking per prompt, each with an id and seeds that no other asking of the step has."""
+    times = Counter(prompt.prompt_id for prompt in earlier)
+    askings = []
+    for number, prompt in enumerate(prompts, start=len(earlier)):
+        askings.append(Asking(f"{label}-{number}", prompt, samples, samples * times[prompt.prompt_id]))
+        times[prompt.prompt_id] += 1
+    return askings
 
 
 def engine_arguments(config: RLConfig | EvalConfig, device: DeviceSpec, seed: int) -> dict[str, Any]:
@@ -142,7 +161,7 @@ def rollout_tally(groups: list[Group], pass_threshold: float) -> Tally:
     tally.total("rollout/tokens", sum(t.action_tokens for t in trajectories))
     logprobs = np.concatenate([t.behavior_logprobs[t.is_action] for t in trajectories])
     tally.add_values("rollout/entropy_nats", -logprobs)
-    flat = sum(len(g.scored) > 0 and np.ptp([t.reward for t in g.scored]) <= 1e-6 for g in groups)
+    flat = sum(bool(g.scored) and paid_alike(g.scored) for g in groups)
     tally.total("rollout/zero_variance_groups", flat)
     tally.add("rollout/zero_variance_share", flat, len(groups))
     return tally

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from configs.schema import Reward
+from rewards.find import labels
 from rewards.worker import PartSpec, Score, receive, send
 from rollouts.records import Trajectory
 
@@ -26,14 +27,8 @@ START_SECONDS = 60.0  # for importing the reward functions
 
 def part_specs(reward: Reward) -> list[PartSpec]:
     """The parts with labels: the function's name, numbered from its second use on."""
-    specs: list[PartSpec] = []
-    used: dict[str, int] = {}
-    for part in reward.parts:
-        name = part.function.rpartition(":")[2].rpartition(".")[2]
-        used[name] = used.get(name, 0) + 1
-        label = name if used[name] == 1 else f"{name}#{used[name]}"
-        specs.append(PartSpec(label, part.function, part.weight, dict(part.params)))
-    return specs
+    names = labels([part.function for part in reward.parts])
+    return [PartSpec(n, p.function, p.weight, dict(p.params)) for n, p in zip(names, reward.parts, strict=True)]
 
 
 class ScoringService:
@@ -71,7 +66,8 @@ class ScoringService:
         """Fill in the trajectory's reward, reward_parts, reward_error and reward_seconds, and return it.
 
         Never raises for what a reward function does: an exception, a time-out, a dead process or an answer that is no
-        finite number becomes `reward_error`, and the reward None (or 0 with `on_error: zero`).
+        number becomes `reward_error`, and the reward None (or 0 with `on_error: zero`). Inf and NaN are numbers: they
+        become the reward, and the update deals with them.
         """
         assert not self._closed, "the scoring service is closed"
         result = await asyncio.get_running_loop().run_in_executor(self._threads, self._score, trajectory)

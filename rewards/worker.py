@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import inspect
-import math
 import os
 import pickle
 import select
@@ -86,15 +85,16 @@ def score(trajectory: Any, parts: list[tuple[PartSpec, Callable[..., Any]]]) -> 
             errors.append(f"{spec.label}: {type(error).__name__}: {error}\n" + "\n".join(tail))
             continue
         found.update(named)
-        total += spec.weight * sum(named.values())
+        if spec.weight:  # a part that is only looked at: its NaN is not the reward's
+            total += spec.weight * sum(named.values())
     seconds = time.monotonic() - started
     return Score(None if errors else total, found, "\n".join(errors) or None, seconds)
 
 
 def named_values(value: Any, label: str) -> dict[str, float]:
-    """A function's answer as finite named numbers: {label: x}, or {label/key: x} for each key of a dict.
+    """A function's answer as named numbers: {label: x}, or {label/key: x} for each key of a dict.
 
-    Raises TypeError or ValueError when it is anything else.
+    Inf and NaN are told as they are. Raises TypeError when it is anything else.
     """
     if isinstance(value, dict):
         if not value:
@@ -106,10 +106,7 @@ def named_values(value: Any, label: str) -> dict[str, float]:
 def _number(value: Any, what: str) -> float:
     if not isinstance(value, (bool, int, float, np.bool_, np.integer, np.floating)):
         raise TypeError(f"{what} is {type(value).__name__}, not a number: {str(value)[:80]!r}")
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"{what} is {number}, not a finite number")
-    return number
+    return float(value)
 
 
 async def _awaited(value: Any) -> Any:
@@ -132,7 +129,7 @@ def main() -> None:
         parts = []
         for spec in pickle.loads(receive(sock)):
             function = find_reward(spec.function)
-            check_params(function, spec.function, spec.params)
+            check_params(function, f"reward '{spec.function}'", spec.params)
             parts.append((spec, function))
         send(sock, pickle.dumps(None))
     except ValueError as error:

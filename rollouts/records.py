@@ -6,6 +6,8 @@ processes start quickly.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,9 +46,11 @@ class Trajectory:
     turn: IntArray  # [T]
     response: str = ""  # decoded action tokens, special tokens removed
     finish_reason: str = ""  # "stop" ended by itself, "length" cut at the limit, "abort"
-    reward: float | None = None  # None until scored, and for good when scoring failed
+    reward: float | None = None  # None until scored, and for good when scoring failed; may be Inf or NaN
     reward_parts: dict[str, float] = field(default_factory=dict)
     reward_error: str | None = None  # why scoring failed: never a silent 0
+    dropped_by: str | None = None  # the filter that left it out of the loss
+    in_baseline: bool = True  # whether its reward counts in its group's baseline, dropped or not
     advantage: float | None = None  # set when it is trained on
     generate_seconds: float = 0.0
     reward_seconds: float = 0.0
@@ -78,5 +82,24 @@ class Group:
 
     @property
     def scored(self) -> list[Trajectory]:
-        """Trajectories with a reward: what baselines and losses are made of."""
+        """Trajectories with a reward."""
         return [t for t in self.trajectories if t.reward is not None]
+
+    @property
+    def baseline(self) -> list[Trajectory]:
+        """Those whose rewards the advantage is computed from: scored, less what a filter took out of the baseline."""
+        return [t for t in self.scored if t.in_baseline]
+
+    @property
+    def trained(self) -> list[Trajectory]:
+        """Those that are in the loss: in the baseline, and left out by no filter."""
+        return [t for t in self.baseline if t.dropped_by is None]
+
+
+def paid_alike(trajectories: Iterable[Trajectory], tolerance: float = 1e-6) -> bool:
+    """Whether all rewards lie within `tolerance`: such a group has no advantage. True of one response; never true of a
+    reward that is Inf or NaN."""
+    rewards = [t.reward for t in trajectories if t.reward is not None]
+    if not all(math.isfinite(r) for r in rewards):
+        return False
+    return not rewards or max(rewards) - min(rewards) <= tolerance

@@ -29,6 +29,7 @@ class Asking:
     group_id: str
     prompt: Prompt
     samples: int
+    first_sample: int = 0  # for seeds: samples that earlier askings of the prompt in the same step took
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,11 @@ class RolloutWorker:
         seconds = 0.0
         while True:
             made = await self.engine.generate(
-                context, sampling, step=step, prompt_id=f"{asking.prompt.prompt_id}#{len(turns)}", sample=sample
+                context,
+                sampling,
+                step=step,
+                prompt_id=f"{asking.prompt.prompt_id}#{len(turns)}",
+                sample=asking.first_sample + sample,
             )
             seconds += made.seconds
             text = self.tokenizer.decode(made.token_ids, skip_special_tokens=True)

@@ -15,8 +15,12 @@ from hypothesis import strategies as st
 from rewards.ended import ended
 from rewards.exact_match import exact_match
 from rewards.find import check_params, find_reward, reward_names
+from rewards.format_match import format_match
 from rewards.last_number import find_last_number, last_number
+from rewards.length import length
 from rewards.reasoning_gym_score import reasoning_gym_score
+from rewards.repetition import repetition
+from rewards.soft_overlong import soft_overlong
 from rollouts.records import Prompt, Trajectory
 
 
@@ -155,7 +159,10 @@ def test_reasoning_gym_score_needs_its_columns() -> None:
 
 
 def test_every_shipped_reward_is_found_by_its_file() -> None:
-    assert reward_names() == ["ended", "exact_match", "last_number", "reasoning_gym_score"]
+    assert reward_names() == [
+        "ended", "exact_match", "format_match", "last_number", "length", "reasoning_gym_score", "repetition",
+        "soft_overlong",
+    ]  # fmt: skip
     for name in reward_names():
         assert find_reward(name).__name__ == name
     assert find_reward("rewards.last_number:last_number") is last_number
@@ -188,9 +195,125 @@ def test_a_reward_that_does_not_import(tmp_path: Any, monkeypatch: pytest.Monkey
 
 
 def test_params_are_fitted_to_the_function() -> None:
-    check_params(last_number, "last_number", {"tolerance": 0.1})
-    with pytest.raises(ValueError, match="takes: tolerance"):
-        check_params(last_number, "last_number", {"tolerence": 0.1})
+    check_params(last_number, "reward 'last_number'", {"tolerance": 0.1})
+    check_params(last_number, "reward 'last_number'", {"tolerance": 1})  # an integer is a number
+    with pytest.raises(ValueError, match="'tolerence'; its parameters are: tolerance"):
+        check_params(last_number, "reward 'last_number'", {"tolerence": 0.1})
+
+
+@pytest.mark.parametrize(
+    ("function", "params", "said"),
+    [
+        (last_number, {"tolerance": "0.1"}, "params.tolerance: Input should be a valid number; given '0.1'"),
+        (last_number, {"tolerance": True}, "params.tolerance: Input should be a valid number; given True"),
+        (last_number, {"tolerance": float("nan")}, "params.tolerance: Input should be a finite number; given nan"),
+        (exact_match, {"ignore_case": 1}, "params.ignore_case: Input should be a valid boolean; given 1"),
+        (reasoning_gym_score, {"take": "all"}, "params.take: Input should be 'response', 'last_line' or 'last_number'"),
+        (soft_overlong, {"max_tokens": 8}, "missing a required argument: 'buffer_tokens'"),
+        (soft_overlong, {"max_tokens": 8, "buffer_tokens": 0}, "params.buffer_tokens: Input should be greater than"),
+        (soft_overlong, {"max_tokens": 8, "buffer_tokens": 9}, "params.buffer_tokens: 9 is more than max_tokens 8"),
+        (soft_overlong, {"max_tokens": 8, "buffer_tokens": 4, "penalty": -1.0}, "params.penalty: Input should be gre"),
+        (format_match, {"pattern": "(a"}, "params.pattern: '(a' is no regular expression: missing )"),
+        (length, {"low": 5, "high": 4}, "params.low: 5 is above high 4"),
+        (length, {"low": 1, "high": 4, "target": 9}, "params.target: 9 is not between low 1 and high 4"),
+        (length, {"low": 1.5, "high": 4}, "params.low: Input should be a valid integer; given 1.5"),
+        (repetition, {"n": 0, "penalty": "x"}, "greater than or equal to 1; given 0; params.penalty: Input should be"),
+    ],
+)
+def test_wrong_params_are_refused_before_the_run(function: Any, params: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        check_params(function, f"reward '{function.__name__}'", params)
+    assert str(caught.value).startswith(f"reward '{function.__name__}': ") and said in str(caught.value)
+
+
+def test_functions_of_every_shape_are_fitted(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "shapes_lab.py").write_text(
+        "from __future__ import annotations\n"
+        "from typing import TYPE_CHECKING\n"
+        "if TYPE_CHECKING:\n    from nowhere import Trajectory, Odd\n"
+        "def plain(trajectory, weight=1): return 1.0\n"
+        "def typed(trajectory: Trajectory, pair: tuple[int, int] = (0, 1), odd: Odd = None): return 1.0\n"
+        "def any_name(trajectory, **rest: int): return 1.0\n"
+        "class Callable:\n    def __call__(self, trajectory, low: int = 0): return 1.0\n"
+        "instance = Callable()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    check_params(find_reward("shapes_lab:plain"), "r", {"weight": "anything"})
+    check_params(find_reward("shapes_lab:typed"), "r", {"pair": [1, 2], "odd": 3})
+    with pytest.raises(ValueError, match=r"r: params.pair.1: .* given 'x'"):
+        check_params(find_reward("shapes_lab:typed"), "r", {"pair": [1, "x"]})
+    check_params(find_reward("shapes_lab:any_name"), "r", {"whatever": 1})
+    check_params(find_reward("shapes_lab:instance"), "r", {"low": 2})
+
+
+def generated(tokens: list[int], observed: tuple[int, ...] = (), turns: list[int] | None = None) -> Trajectory:
+    """A response of these tokens; those at the places `observed` the environment said."""
+    n = len(tokens)
+    is_action = np.array([i not in observed for i in range(n)], dtype=np.bool_)
+    return Trajectory(
+        Prompt("p/0", []), "g", 0, np.zeros(2, np.int32), np.array(tokens, np.int32), np.zeros(n, np.float32),
+        np.zeros(n, np.int32), is_action, np.array(turns or [0] * n, np.int32),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("tokens", "paid"), [(0, 0.0), (75, 0.0), (80, 0.0), (85, -0.25), (90, -0.5), (100, -1.0), (120, -1.0)]
+)
+def test_soft_overlong(tokens: int, paid: float) -> None:
+    # L_max 100, L_buf 20: by hand from DAPO's equation 13
+    assert soft_overlong(generated([7] * tokens), max_tokens=100, buffer_tokens=20) == paid
+    assert soft_overlong(generated([7] * tokens), max_tokens=100, buffer_tokens=20, penalty=0.5) == paid / 2
+    assert soft_overlong(generated([7] * (tokens + 50), observed=tuple(range(50))), 100, 20) == paid
+
+
+@pytest.mark.parametrize(
+    ("pattern", "response", "paid"),
+    [
+        (r"<think>.+</think>\s*\d+", "<think>a\nb</think>\n18", 1.0),
+        (r"<think>.+</think>\s*\d+", "<think>a</think> 18 apples", 0.0),
+        (r"<think>.+</think>\s*\d+", " <think>a</think> 18", 0.0),
+        (r"\d+", "18", 1.0),
+        (r"\d+", "18\n", 0.0),
+        (r"\d*", "", 1.0),
+    ],
+)
+def test_format_match(pattern: str, response: str, paid: float) -> None:
+    assert format_match(trajectory(response), pattern) == paid
+
+
+@pytest.mark.parametrize(
+    ("tokens", "flat", "peak"), [(9, 0, 0), (10, 1, 0), (15, 1, 0.5), (20, 1, 1), (30, 1, 0.75), (60, 1, 0), (61, 0, 0)]
+)
+def test_length(tokens: int, flat: float, peak: float) -> None:
+    assert length(generated([7] * tokens), low=10, high=60) == flat
+    assert length(generated([7] * tokens), low=10, high=60, target=20) == peak
+
+
+def test_length_with_the_target_at_an_end() -> None:
+    paid = [length(generated([7] * n), low=0, high=4, target=0) for n in range(6)]
+    assert paid == [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
+    assert length(generated([7] * 3), low=3, high=3, target=3) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "n", "paid"),
+    [
+        ([1, 2, 3, 4], 2, 0.0),
+        ([1, 2, 1, 2, 1], 2, -0.5),  # 12 21 12 21: 2 distinct of 4
+        ([5, 5, 5, 5], 1, -0.75),
+        ([5, 5, 5], 2, -0.5),
+        ([1, 2], 3, 0.0),
+        ([], 1, 0.0),
+    ],
+)
+def test_repetition(tokens: list[int], n: int, paid: float) -> None:
+    assert repetition(generated(tokens), n=n) == paid
+    assert repetition(generated(tokens), n=n, penalty=0.5) == paid / 2
+
+
+def test_repetition_counts_what_was_generated_within_turns() -> None:
+    said = generated([1, 2, 9, 9, 9, 1, 2], observed=(2, 3, 4), turns=[0, 0, 0, 0, 0, 1, 1])
+    assert repetition(said, n=2) == -0.5  # 12 and 12; 21 across the turns is no pair
 
 
 def test_rewards_import_neither_torch_nor_transformers() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import subprocess
@@ -105,8 +106,6 @@ def test_named_parts_async_functions_and_repeated_functions() -> None:
     ("response", "said"),
     [
         ("fail", "KeyError: 'the column nobody has'"),
-        ("nan", "nan, not a finite number"),
-        ("infinite", "the value of 'huge' is inf"),
         ("text", "it is str, not a number: '0.7'"),
         ("nothing", "it is NoneType"),
         ("empty", "an empty dict"),
@@ -162,6 +161,22 @@ def test_only_the_hanging_sample_fails() -> None:
     done = scored(block(workers=2, timeout_seconds=1.0), *responses, together=True)
     assert [t.sample for t in done if t.reward is None] == [10, 21]
     assert all(t.reward == 0.5 for t in done if t.reward is not None)
+
+
+def test_inf_and_nan_are_rewards_and_no_errors() -> None:
+    nan, infinite, good = scored(block(), "nan", "infinite", "good")
+    assert nan.reward is not None and math.isnan(nan.reward) and math.isnan(nan.reward_parts["by_response"])
+    assert infinite.reward == math.inf
+    assert infinite.reward_parts == {"by_response/fine": 1.0, "by_response/huge": math.inf}
+    assert good.reward == 0.5
+    assert nan.reward_error is infinite.reward_error is good.reward_error is None
+
+
+def test_a_part_of_weight_zero_is_only_looked_at() -> None:
+    (done,) = scored(
+        block({"function": "hostile_rewards:by_response", "weight": 0.0}, {"function": "ended"}), "infinite"
+    )
+    assert done.reward == 1.0 and done.reward_parts["by_response/huge"] == math.inf
 
 
 def test_on_error_zero_keeps_the_error() -> None:

@@ -98,3 +98,18 @@ def test_turns_are_joined_token_in_token_out(model):
     assert contexts == [prompt, [*prompt, 4, 4, 1, 2], [*prompt, 4, 4, 1, 2, 4, 4, 1, 2]]
     ids = {asked[1] for asked in engine.asked if asked[1].startswith("p0")}
     assert len(ids) == 3, "every turn of a seeded rollout needs a seed of its own"
+
+
+def test_a_prompt_asked_again_is_seeded_as_further_samples(model):
+    async def run():
+        engine = ScriptedEngine()
+        worker = RolloutWorker(engine, model, Reward.model_validate({"parts": [{"function": "ended"}]}), "single_turn")
+        await worker.start()
+        prompt = Prompt("p0", [{"role": "user", "content": "question"}])
+        await worker.generate(
+            [Asking("g0", prompt, 2), Asking("g1", prompt, 2, first_sample=2)], Sampling(max_new_tokens=8), step=1
+        )
+        await worker.close()
+        return engine
+
+    assert sorted(asked[2] for asked in asyncio.run(run()).asked) == [0, 1, 2, 3]

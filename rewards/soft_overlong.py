@@ -1,0 +1,32 @@
+"""A penalty that grows over the last tokens before the limit (DAPO, arXiv 2503.14476, equation 13)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from rewards.find import checked_by
+from rollouts.records import Trajectory
+
+
+def _buffer_fits(max_tokens: int, buffer_tokens: int, penalty: float) -> None:
+    if buffer_tokens > max_tokens:
+        raise ValueError(
+            f"params.buffer_tokens: {buffer_tokens} is more than max_tokens {max_tokens}; use at most that"
+        )
+
+
+@checked_by(_buffer_fits)
+def soft_overlong(
+    trajectory: Trajectory,
+    max_tokens: Annotated[int, Field(ge=1)],
+    buffer_tokens: Annotated[int, Field(ge=1)],
+    penalty: Annotated[float, Field(ge=0)] = 1.0,
+) -> float:
+    """0 up to max_tokens - buffer_tokens generated tokens, then down on a straight line to -penalty at max_tokens.
+
+    min(-(len - (L_max - L_buf)) / L_buf * penalty, 0), and never below -penalty.
+    """
+    over = trajectory.action_tokens - (max_tokens - buffer_tokens)
+    return 0.0 - penalty * min(max(over / buffer_tokens, 0.0), 1.0)
