@@ -17,11 +17,11 @@ class AIPO(PolicyMethod):
         A = R - mean_g
         loss = -sg[min(rho, ratio_cap)] A log pi
 
-    LlamaRL's loss for generation that runs beside training: one weight, straight against the policy that sampled, corrects
-    both staleness and the engine's rounding. Past the cap a token keeps the weight ratio_cap. It reads no pi_old; an
-    off-policy correction beside it would count mu twice.
-    Differs from the paper by: the group's mean, which includes the response itself, as baseline; the KL to the reference is
-    `objective.kl`.
+    LlamaRL's loss for generation that runs beside training: one weight, straight against the policy that sampled,
+    corrects both staleness and the engine's rounding. Past the cap a token keeps the weight ratio_cap. It reads no
+    pi_old; an off-policy correction beside it would count mu twice.
+    Differs from the paper by: the group's mean, which includes the response itself, as baseline; the KL to the
+    reference is `objective.kl`.
     Relatives: CISPO (pi_old in place of mu, larger cap), P3O (the data sets the cap), DecoupledPPO (splits rho in two),
     REINFORCE (this at rho = 1).
     """

@@ -17,13 +17,13 @@ class CISPO(PolicyMethod):
         A = (R - mean_g) / (std_g + 1e-6)
         loss = -sg[min(r, ratio_cap)] A log pi
 
-    REINFORCE with an importance weight that is capped. Past the cap a token keeps its gradient, where PPO's clip drops it:
-    rare tokens at the turns of a reasoning are the ones that PPO drops first. Use it with several optimizer steps per
-    batch or with stale data.
-    Differs from the paper by: ratio_cap is the largest weight itself (the paper's 1 + eps_high; other code may call either
-    the cap); a group whose rewards are equal gets exactly 0.
-    Relatives: ScaleRL (this loss, other advantage and averaging), AIPO (r = pi / mu, smaller cap), REINFORCE (this at
-    r = 1, without std_g), GRPO (drops tokens past the clip), P3O (the data sets the cap).
+    REINFORCE with an importance weight that is capped. Past the cap a token keeps its gradient, where PPO's clip drops
+    it: rare tokens at the turns of a reasoning are the ones that PPO drops first. Use it with several optimizer steps
+    per batch or with stale data.
+    Differs from the paper by: ratio_cap is the largest weight itself (the paper's 1 + eps_high; other code may call
+    either the cap); a group whose rewards are equal gets exactly 0.
+    Relatives: ScaleRL (this loss, other advantage and averaging), AIPO (r = pi / mu, smaller cap), REINFORCE (this at r
+    = 1, without std_g), GRPO (drops tokens past the clip), P3O (the data sets the cap).
     """
 
     class Params(MethodParams):

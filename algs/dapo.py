@@ -18,8 +18,8 @@ class DAPO(PolicyMethod):
         A = (R - mean_g) / (std_g + 1e-6)
         loss = -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)        clip_high > clip_low
 
-    GRPO with four changes for long reasoning: a higher upper clip bound, so that rare tokens can grow; averaging over all
-    tokens; dynamic sampling; a soft punishment of overlong responses. The last two are not in the loss: see
+    GRPO with four changes for long reasoning: a higher upper clip bound, so that rare tokens can grow; averaging over
+    all tokens; dynamic sampling; a soft punishment of overlong responses. The last two are not in the loss: see
     `rollout.filters` and `reward.parts` in configs/dapo.yaml.
     Differs from the paper by: a group whose rewards are equal gets exactly 0; dynamic sampling stops after
     `rollout.max_refill_rounds`.

@@ -18,12 +18,13 @@ class DecoupledPPO(PolicyMethod):
         A = (R - mean_g) / (std_g + 1e-6)
         loss = -w min(u A, clip(u, 1 - clip_low, 1 + clip_high) A)
 
-    PPO's ratio does two jobs: it corrects for the policy that sampled, and it keeps the new policy near. With stale data
-    these are two policies: w corrects for mu, the clip is around pi_old. Use it when responses are sampled ahead of
-    training. It carries its own w: an off-policy correction beside it would count mu twice.
-    Differs from the paper by: w is truncated at behavior_cap (the 2021 paper has no cap); the group in place of a critic.
-    Relatives: GRPO (this at w = 1), AIPO (one weight pi / mu, no clip), P3O (the same, capped by ESS), PPO (a critic,
-    w = 1).
+    PPO's ratio does two jobs: it corrects for the policy that sampled, and it keeps the new policy near. With stale
+    data these are two policies: w corrects for mu, the clip is around pi_old. Use it when responses are sampled ahead
+    of training. It carries its own w: an off-policy correction beside it would count mu twice.
+    Differs from the paper by: w is truncated at behavior_cap (the 2021 paper has no cap); the group in place of a
+    critic.
+    Relatives: GRPO (this at w = 1), AIPO (one weight pi / mu, no clip), P3O (the same, capped by ESS), PPO (a critic, w
+    = 1).
     """
 
     class Params(MethodParams):

@@ -18,12 +18,12 @@ class DrGRPO(PolicyMethod):
         A = R - mean_g
         loss = -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)
 
-    Two of GRPO's divisions bias it: by std_g, which favours prompts that are nearly always or nearly never solved, and by
-    a response's own length, which makes long wrong answers cheap. This one leaves both out. Use it when response lengths
-    grow without the reward growing.
+    Two of GRPO's divisions bias it: by std_g, which favours prompts that are nearly always or nearly never solved, and
+    by a response's own length, which makes long wrong answers cheap. This one leaves both out. Use it when response
+    lengths grow without the reward growing.
     Differs from the paper by: separate clip bounds (equal by default, as in the paper).
-    Relatives: GRPO (divides by std_g, `sequence_mean`), RLOO (advantage G / (G - 1) larger, no clip), DAPO (keeps std_g,
-    averages over all tokens), REINFORCE (this without clip).
+    Relatives: GRPO (divides by std_g, `sequence_mean`), RLOO (advantage G / (G - 1) larger, no clip), DAPO (keeps
+    std_g, averages over all tokens), REINFORCE (this without clip).
     """
 
     class Params(MethodParams):

@@ -22,8 +22,8 @@ class GRPO(PolicyMethod):
     prompt. The usual first choice when rewards can be checked. Clipping acts only after the first optimizer step on a
     batch; before it r = 1.
     Differs from the paper by: separate clip bounds (equal by default, as in the paper); the KL to the reference is
-    `objective.kl` (the paper: coef 0.04, k3, in the loss) and off by default, so that no reference model is held; a group
-    whose rewards are equal gets exactly 0.
+    `objective.kl` (the paper: coef 0.04, k3, in the loss) and off by default, so that no reference model is held; a
+    group whose rewards are equal gets exactly 0.
     Relatives: PPO (a critic in place of the group), DrGRPO (no division by std_g or length), DAPO (clips higher,
     averages over tokens), GSPO (one ratio per response), CISPO (caps the weight, drops no token), SoftClip (a gate in
     place of the clip).

@@ -22,8 +22,8 @@ class GSPO(PolicyMethod):
         token:    the same with sg[s] pi / sg[pi] in place of s
 
     The reward judges the whole response, so the ratio does too: a response is clipped whole or not at all. Much smaller
-    clip bounds than GRPO's, since a mean over tokens varies less. Made for mixture-of-experts models, whose single-token
-    ratios are noisy. Both levels have the same gradient when all tokens of a response share one advantage.
+    clip bounds than GRPO's, since a mean over tokens varies less. Made for mixture-of-experts models, whose
+    single-token ratios are noisy. Both levels have the same gradient when all tokens of a response share one advantage.
     Differs from the paper by: a group whose rewards are equal gets exactly 0.
     Relatives: GRPO (one ratio per token), DAPO (one per token, averages over all tokens), SoftClip (a gate per token).
     """

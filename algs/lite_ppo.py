@@ -18,9 +18,9 @@ class LitePPO(PolicyMethod):
         A = (R - mean_g) / std of all R of the step
         loss = -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)
 
-    Two tricks are enough, says the paper: the mean from the group with the spread from the whole batch, and averaging over
-    all tokens. One spread for the step does not blow up the advantages of groups that are nearly all right or all wrong.
-    There is no critic, in spite of the name.
+    Two tricks are enough, says the paper: the mean from the group with the spread from the whole batch, and averaging
+    over all tokens. One spread for the step does not blow up the advantages of groups that are nearly all right or all
+    wrong. There is no critic, in spite of the name.
     Differs from the paper by: no small constant under the division; a step whose rewards are all equal gets exactly 0.
     Relatives: DAPO (divides by std_g), ScaleRL (spread of R - mean_g, caps the weight), ReinforcePP (mean of the step
     too), DrGRPO (no division).

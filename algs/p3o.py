@@ -21,12 +21,12 @@ class P3O(PolicyMethod):
         KL = rho log rho - rho + 1 (reverse, KL(pi || mu)) or rho - 1 - log rho (forward, KL(mu || pi))
 
     The effective sample size says how far the policy has moved from the data; it sets both the cap on the weights and
-    the pull back to mu, so there is nothing to tune. Use it with stale or mixed data. Both KL terms are non-negative and
-    have the exact gradient of their divergence on tokens sampled from mu. An off-policy correction beside it would count
-    mu twice.
+    the pull back to mu, so there is nothing to tune. Use it with stale or mixed data. Both KL terms are non-negative
+    and have the exact gradient of their divergence on tokens sampled from mu. An off-policy correction beside it would
+    count mu twice.
     Differs from the paper by: at ESS = 1 (all rho = 1) the gradient is exactly REINFORCE's, where the 2019 code set the
-    cap to 1e-7; the 2019 paper has a critic, mixes in a separate on-policy batch and uses the forward KL. Another method
-    is called P3O too (pairwise, arXiv 2310.00212); it is not this one.
+    cap to 1e-7; the 2019 paper has a critic, mixes in a separate on-policy batch and uses the forward KL. Another
+    method is called P3O too (pairwise, arXiv 2310.00212); it is not this one.
     Relatives: AIPO (fixed cap, no KL), CISPO (fixed cap on pi / pi_old), REINFORCE (this at ESS = 1), DecoupledPPO
     (clips against pi_old).
     """

@@ -21,8 +21,9 @@ class PPO(PolicyMethod):
 
     A critic judges every token, so tokens of one response differ in advantage and one response per prompt is enough.
     Costs a second model; give the critic a few steps ahead (`critic.warmup_steps`) before its values are trusted.
-    Differs from the paper by: separate clip bounds; discount 1 (the paper: 0.99); value clipping and whitening, which are
-    the authors' code's; dual clip (arXiv 1912.09729), off by default; the entropy bonus is `objective.entropy_coef`.
+    Differs from the paper by: separate clip bounds; discount 1 (the paper: 0.99); value clipping and whitening, which
+    are the authors' code's; dual clip (arXiv 1912.09729), off by default; the entropy bonus is
+    `objective.entropy_coef`.
     Relatives: GRPO (the group in place of the critic), ReinforcePP (no critic, whitened over the step), DecoupledPPO
     (corrects for stale data).
     """

@@ -19,8 +19,8 @@ class REINFORCE(PolicyMethod):
     every other method here has this gradient when pi = pi_old = mu, up to the scale of its advantage.
     Differs from the paper by: the group's mean, which includes the response itself, as baseline; `fixed_length`
     averaging divides the sum over a response by a constant.
-    Relatives: RLOO (leave-one-out baseline), CISPO (the same with a weight min(r, cap) for stale data), DrGRPO (clips r),
-    P3O (this at ESS = 1).
+    Relatives: RLOO (leave-one-out baseline), CISPO (the same with a weight min(r, cap) for stale data), DrGRPO (clips
+    r), P3O (this at ESS = 1).
     """
 
     class Params(MethodParams):

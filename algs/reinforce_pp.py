@@ -18,12 +18,12 @@ class ReinforcePP(PolicyMethod):
         A = (R - mean of the step) / (std of the step + 1e-8)        with group_baseline, R is R - mean_g
         loss = -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)
 
-    Normalises over the whole step, so one response per prompt is enough. With `group_baseline` the group's mean goes first
-    (the paper's variant for several responses per prompt), which helps when prompts differ much in difficulty.
+    Normalises over the whole step, so one response per prompt is enough. With `group_baseline` the group's mean goes
+    first (the paper's variant for several responses per prompt), which helps when prompts differ much in difficulty.
     Differs from the paper by: mean and std are over responses, where the paper's code takes them over tokens; the KL to
     the reference, in the paper's reward, is `objective.kl` with `placement: reward`; a step without spread gets 0.
-    Relatives: GRPO (mean and std of each group), LitePPO (mean of the group, std of all R), PPO (a critic, whitened GAE),
-    REINFORCE (no division, no clip).
+    Relatives: GRPO (mean and std of each group), LitePPO (mean of the group, std of all R), PPO (a critic, whitened
+    GAE), REINFORCE (no division, no clip).
     """
 
     class Params(MethodParams):

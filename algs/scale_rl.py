@@ -18,8 +18,8 @@ class ScaleRL(PolicyMethod):
         loss = -sg[min(r, ratio_cap)] A log pi
 
     CISPO's loss, one spread for the whole step, every prompt of equal weight (`prompt_mean`): what scaled best in the
-    paper's comparison. The rest of the recipe is not in the loss: float32 language-model head, zero-variance groups out,
-    easy prompts retired; configs/scale_rl.yaml sets them.
+    paper's comparison. The rest of the recipe is not in the loss: float32 language-model head, zero-variance groups
+    out, easy prompts retired; configs/scale_rl.yaml sets them.
     Differs from the paper by: no asynchronous generation (the paper: up to 8 steps stale), no forced end of long
     thoughts; a step in which no group's rewards differ gets exactly 0.
     Relatives: CISPO (divides by std_g, `token_mean`), LitePPO (spread of raw R, clips r), DAPO (clips r, refills), AIPO

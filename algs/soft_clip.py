@@ -18,11 +18,11 @@ class SoftClip(PolicyMethod):
         tau = tau_positive when A > 0, else tau_negative
         loss = -4 / tau sigmoid(tau (r - 1)) A
 
-    The gradient fades smoothly as r leaves 1, in both directions, where a clip cuts it off at once: its weight is
-    4 s (1 - s) r with s = sigmoid(tau (r - 1)), which is 1 at r = 1. Tokens with negative advantage fade sooner, since
+    The gradient fades smoothly as r leaves 1, in both directions, where a clip cuts it off at once: its weight is 4 s
+    (1 - s) r with s = sigmoid(tau (r - 1)), which is 1 at r = 1. Tokens with negative advantage fade sooner, since
     pushing one token down lifts all others. Use it when the clip fraction is high or the run unstable.
-    Differs from the paper by: the name, since "SAPO" also names a decentralised method (arXiv 2509.08721); a group whose
-    rewards are equal gets exactly 0.
+    Differs from the paper by: the name, since "SAPO" also names a decentralised method (arXiv 2509.08721); a group
+    whose rewards are equal gets exactly 0.
     Relatives: GRPO (hard clip), GSPO (hard clip of whole responses), CISPO (caps the weight, never fades it).
     """
 
@@ -41,7 +41,7 @@ class SoftClip(PolicyMethod):
     def loss(self, t: PolicyTokens) -> TokenLoss:
         p = self.params
         ratio = torch.exp(t.logprobs - t.old_logprobs)
-        tau = torch.where(t.advantages > 0, p.tau_positive, p.tau_negative)
+        tau = torch.full_like(ratio, p.tau_negative).masked_fill(t.advantages > 0, p.tau_positive)
         opened = torch.sigmoid(tau * (ratio - 1))
         metrics = {"gate": 4 * opened * (1 - opened), "ratio": ratio}  # gate: the gradient kept, 1 at r = 1
         return TokenLoss(-4 / tau * opened * t.advantages, metrics)
