@@ -117,7 +117,7 @@ def gradient_weight(method: PolicyMethod, log_ratio: Tensor, advantage: Tensor |
         returns=zeros,
     )
     loss = method.loss(with_step_sums(method, tokens)).values.sum()
-    return -torch.autograd.grad(loss, tokens.logprobs)[0]
+    return zeros - torch.autograd.grad(loss, tokens.logprobs)[0]  # no -0.0
 
 
 def weighs(correction: Callable[[PolicyTokens], Correction]) -> bool:

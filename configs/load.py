@@ -17,7 +17,8 @@ from pydantic import ValidationError
 
 from configs import algorithm, yaml_text
 from configs.block import Block
-from configs.messages import nearest, problems
+from configs.files import EXTENDS, read_job
+from configs.messages import problems
 from configs.schema import EvalConfig, RLConfig
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 Config = TypeVar("Config", bound=Block)
 Problems = list[tuple[yaml_text.Location, str]]
-FROM_COMMAND_LINE = 0  # in place of a line number
+FROM_COMMAND_LINE = "from the command line"  # in place of a line
 
 
 class ConfigError(ValueError):
@@ -38,7 +39,7 @@ def load(
     """A configuration from a YAML file.
 
     Args:
-        path: the YAML file.
+        path: the YAML file; one that it `extends` is read first.
         schema: RLConfig or EvalConfig.
         overrides: "a.b.c=value" each, applied in order; values are YAML, list items go by index
             (data.sources.0.size=50).
@@ -51,67 +52,41 @@ def load(
     """
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # last: a user's folder cannot hide one of ours
-    raw, lines = yaml_text_of(Path(path))
+    try:
+        raw, origins = read_job(Path(path))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     found: Problems = []
     for override in overrides:
-        found += _override(raw, override, lines)
+        found += _override(raw, override, origins)
     if run_dir is not None:
-        _set_run_dir(raw, run_dir, lines)
+        _set_run_dir(raw, run_dir, origins)
     try:
         config = schema.model_validate(raw)
     except ValidationError as error:
         found += problems(error, schema, raw)
     if found:
-        raise _config_error(str(path), found, lines)
+        raise _config_error(str(path), found, origins)
     return config
 
 
-def yaml_text_of(path: Path) -> tuple[dict[str, Any], dict[yaml_text.Location, int]]:
-    """The file's top-level block and the line of each key.
-
-    Raises:
-        ConfigError: missing, unreadable, empty, or no block of keys.
-    """
-    if not path.is_file():
-        raise ConfigError(_missing_file(path))
-    try:
-        value, lines = yaml_text.parse(path.read_text(encoding="utf-8"), str(path))
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: no UTF-8 text (byte {error.start}); save it as UTF-8") from error
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    if not isinstance(value, dict):
-        what = "is empty" if value is None else f"holds a {type(value).__name__}"
-        raise ConfigError(f"{path}: {what}; a configuration is a block of keys, see configs/grpo.yaml")
-    return value, lines
-
-
-def _missing_file(path: Path) -> str:
-    if path.is_dir():
-        return f"--config {path}: is a folder; give a .yaml file"
-    siblings = sorted(str(file) for file in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
-    guess = nearest(str(path), siblings)
-    hint = f"; did you mean {guess}?" if guess else f"; files there: {', '.join(siblings)}" if siblings else ""
-    return f"--config {path}: there is no such file{hint}"
-
-
-def _set_run_dir(raw: dict[str, Any], run_dir: str, lines: dict[yaml_text.Location, int]) -> None:
+def _set_run_dir(raw: dict[str, Any], run_dir: str, origins: dict[yaml_text.Location, str]) -> None:
     folder = Path(run_dir)
     if folder.name in ("", ".."):  # "." and ".." name a folder only once resolved
         folder = folder.resolve()
     block = raw.get("run")
     raw["run"] = {**(block if isinstance(block, dict) else {}), "dir": str(folder.parent), "name": folder.name}
-    lines |= {("run", "dir"): FROM_COMMAND_LINE, ("run", "name"): FROM_COMMAND_LINE}
+    origins |= {("run", "dir"): FROM_COMMAND_LINE, ("run", "name"): FROM_COMMAND_LINE}
 
 
-def _override(raw: dict[str, Any], override: str, lines: dict[yaml_text.Location, int]) -> Problems:
+def _override(raw: dict[str, Any], override: str, origins: dict[yaml_text.Location, str]) -> Problems:
     """Put one `a.b.c=value` into the raw configuration, in place; whether the key exists is the schema's to say."""
     path, equals, text = override.partition("=")
     keys = path.strip().split(".")
     if not equals or not all(keys):
         return [((), f"--set {override}: must be key=value, e.g. --set train.steps=10")]
+    if keys == [EXTENDS]:
+        return [((), f"--set {override}: {EXTENDS} can only stand in a file; give that file as --config")]
     try:
         value, _ = yaml_text.parse(text, f"--set {path}")
     except ValueError as error:
@@ -135,20 +110,19 @@ def _override(raw: dict[str, Any], override: str, lines: dict[yaml_text.Location
         if is_last:
             node[place] = value
             location = tuple(int(part) if part.isdecimal() else part for part in keys)
-            for below in [known for known in lines if known[: len(location)] == location]:
-                del lines[below]  # what stood in the file there is replaced
-            lines[location] = FROM_COMMAND_LINE
+            for below in [known for known in origins if known[: len(location)] == location]:
+                del origins[below]  # what stood in the file there is replaced
+            origins[location] = FROM_COMMAND_LINE
         else:
             node = node[place]
     return []
 
 
-def _config_error(path: str, found: Problems, lines: dict[yaml_text.Location, int]) -> ConfigError:
+def _config_error(path: str, found: Problems, origins: dict[yaml_text.Location, str]) -> ConfigError:
     texts = []
     for location, text in found:
-        line = lines.get(location) if location else None
-        origin = "" if line is None else " (line {line})" if line != FROM_COMMAND_LINE else " (from the command line)"
-        texts.append(text + origin.format(line=line))
+        origin = origins.get(location) if location else None
+        texts.append(f"{text} ({origin})" if origin else text)
     if len(texts) == 1:
         return ConfigError(f"{path}: {texts[0]}")
     return ConfigError("\n  ".join([f"{path}: {len(texts)} problems", *texts]))

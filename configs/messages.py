@@ -10,6 +10,8 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from configs import algorithm, components, parameters
+from configs.objective import Component
 from configs.yaml_text import Location
 
 # pydantic's error types -> what is allowed, filled with the error's context
@@ -126,31 +128,45 @@ def _suggestion(location: Location, schema: type[BaseModel], raw: Any) -> str:
 
 
 def fields_at(schema: type[BaseModel], location: Location, raw: Any) -> dict[str, Any]:
-    """The pydantic fields (or, in the algorithm block, the method's) of the block at a location; empty when none is."""
+    """The pydantic fields of the block at a location, or the parameters of the method or function that the raw
+    configuration names there; empty when none is."""
     model: type[BaseModel] | None = schema
+    node = raw
     for part in location:
-        if isinstance(part, int):
-            continue
-        field = model.model_fields.get(part) if model else None
-        model = model_of(field.annotation) if field else None
+        if model is not None and issubclass(model, Component) and part == "params":
+            return _function_fields(model, node)
+        if isinstance(part, str):
+            field = model.model_fields.get(part) if model else None
+            model = model_of(field.annotation) if field else None
+            node = node.get(part) if isinstance(node, dict) else None
+        else:
+            node = node[part] if isinstance(node, list) and part < len(node) else None
     if model is None:
         return {}
     if model.__name__ == "Algorithm" and "params" in model.model_fields:
-        return {"name": model.model_fields["name"], **_method_fields(raw)}
+        return {"name": model.model_fields["name"], **_method_fields(node)}
     return dict(model.model_fields)
 
 
-def _method_fields(raw: Any) -> dict[str, Any]:
-    """Parameters of the method the raw configuration names; none when it names none that is found."""
-    from configs import algorithm, parameters
-
-    block = raw.get("algorithm") if isinstance(raw, dict) else None
+def _method_fields(block: Any) -> dict[str, Any]:
+    """Parameters of the method a raw algorithm block names; none when it names none that is found."""
     name = block.get("name") if isinstance(block, dict) else None
     if not isinstance(name, str):
         return {}
     try:
         return dict(parameters.model_of_method(algorithm.find(name)).model_fields)
     except ValueError:  # reported as a problem of algorithm.name already
+        return {}
+
+
+def _function_fields(block: type[Component], given: Any) -> dict[str, Any]:
+    """Parameters of the function a raw block names; none when it names none that is found."""
+    name = given.get("function") if isinstance(given, dict) else None
+    if not isinstance(name, str):
+        return {}
+    try:
+        return dict(parameters.model_of_function(components.found(block.kind, name)).model_fields)
+    except ValueError:  # reported as a problem of the block's function already
         return {}
 
 

@@ -33,13 +33,13 @@ class Component(Named):
 
 
 class Advantage(Component):
-    """One of algs/advantages.py, or your own."""
+    """The advantage, in place of the method's: one of algs/advantages.py, or your own."""
 
     kind = "advantage"
 
 
 class Corrector(Component):
-    """One of algs/corrections.py, or your own."""
+    """An off-policy correction: one of algs/corrections.py, or your own."""
 
     kind = "correction"
 
@@ -98,7 +98,7 @@ class Critic(Block):
 
 
 class Filter(Named):
-    """Which responses are trained on. Runs on whole groups, after scoring."""
+    """Which responses are trained on: a file in rollouts/filters, or your own. Runs on whole groups, after scoring."""
 
     refill: bool | None = Field(
         None,

@@ -136,7 +136,7 @@ class Algorithm(Block):
 
 
 class RewardPart(Named):
-    """One part of the reward; the reward is the weighted sum of its parts."""
+    """One part of the reward: a file in rewards/ (`last_number`), or your own. The reward is their weighted sum."""
 
     weight: float = Field(1.0, description="Weight of this part in the sum.")
 
