@@ -1,0 +1,279 @@
+"""A method on one screen: formula, paper, parameters, what it reads and reports, and how it weighs grad log pi.
+
+    python -m algs.explain                                        the methods there are
+    python -m algs.explain cispo --set ratio_cap=2                one of ours
+    python -m algs.explain my_lab.my_loss:Mine                    your own, from the folder that holds my_lab
+
+Everything is taken from the class docstring, from `Params`, or from the method itself, asked on made-up tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import difflib
+import importlib
+import inspect
+import math
+import pkgutil
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import torch
+from torch import Tensor
+
+import algs
+from algs.find import find_method, functions
+from algs.method import PolicyMethod
+from algs.probing import gradient_weight, reads
+from algs.records import Groups, PolicyTokens, TokenLoss
+
+RATIOS = (0.1, 0.5, 0.8, 1.0, 1.2, 1.28, 2.0, 5.0, 6.0, 10.0)
+SIGNS = {"ge": (">=", float.__ge__), "gt": (">", float.__gt__), "le": ("<=", float.__le__), "lt": ("<", float.__lt__)}
+YAML_WORDS = {"true": True, "false": False, "null": None}
+MARKS = {"Differs from": "deviations", "Relatives:": "relatives"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """A class docstring taken apart. Paragraphs are one line each; the formula keeps its lines."""
+
+    title: str  # full name and paper
+    formula: str
+    text: tuple[str, ...]
+    deviations: tuple[str, ...]  # "Differs from the paper by: ...", and from others where it says so
+    relatives: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    name: str
+    value: str  # in effect, as YAML has it
+    bounds: str
+    help: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """-dL/dlog pi of one-token responses with pi_old = mu, for advantages of +1 and -1."""
+
+    ratios: tuple[float, ...]
+    positive: Tensor  # [N]
+    negative: Tensor  # [N]
+    metrics: tuple[str, ...]  # names of what the loss reports
+    step_metrics: dict[str, float]  # reports that depend on all tokens together: here those of the table
+
+
+def parts(method: type[PolicyMethod]) -> Parts:
+    """The class docstring: a title line, an indented formula, paragraphs, "Differs from ...", "Relatives: ..."."""
+    title, *lines = (inspect.getdoc(method) or method.__name__).splitlines()
+    formula: list[str] = []
+    paragraphs: dict[str, list[str]] = {"text": [], "deviations": [], "relatives": []}
+    begins_new, kind = True, "text"
+    for line in lines:
+        mark = next((found for start, found in MARKS.items() if line.startswith(start)), None)
+        if line.startswith("    ") and kind == "text":
+            formula.append(line[4:])
+            begins_new = True
+        elif not line.strip():
+            begins_new, kind = True, "text"
+        elif mark is not None or begins_new:
+            kind = mark or "text"
+            paragraphs[kind].append(line.strip())
+            begins_new = False
+        else:
+            paragraphs[kind][-1] += " " + line.strip()
+    relatives = " ".join(text.removeprefix("Relatives:").strip() for text in paragraphs["relatives"])
+    text, deviations = tuple(paragraphs["text"]), tuple(paragraphs["deviations"])
+    return Parts(title.strip().rstrip("."), "\n".join(formula), text, deviations, relatives)
+
+
+def papers(method: type[PolicyMethod]) -> list[str]:
+    """Links to the papers that the docstring's title names."""
+    title = parts(method).title
+    found = [f"https://arxiv.org/abs/{number}" for number in re.findall(r"\b\d{4}\.\d{5}\b", title)]
+    return found + [f"https://doi.org/{doi}" for doi in re.findall(r"\b10\.\d{4,}/[^\s,)]+", title)]
+
+
+def parameters(method: PolicyMethod) -> list[Parameter]:
+    """The method's parameters with the values they have here."""
+    hints = get_type_hints(type(method).Params)
+    found = []
+    for field in dataclasses.fields(method.params):
+        bounds = [f"{sign} {field.metadata[key]:g}" for key, (sign, _) in SIGNS.items() if key in field.metadata]
+        bounds += [" or ".join(map(yaml_word, _choices(hints[field.name])))] if _choices(hints[field.name]) else []
+        value = yaml_word(getattr(method.params, field.name))
+        found.append(Parameter(field.name, value, ", ".join(bounds), field.metadata.get("help", "")))
+    return found
+
+
+def yaml_word(value: object) -> str:
+    """A value as YAML has it: true, null, 0.0003."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def advantage_function(method: type[PolicyMethod]) -> Callable[[Groups], Tensor] | None:
+    """The function of algs/advantages.py that a method's advantage calls, itself or through its own functions; None when
+    it calls none of them."""
+    offered = functions("advantage")
+    waiting, seen = ["advantages"], set()
+    while waiting:
+        name = waiting.pop(0)
+        if name in offered:
+            return offered[name]
+        function = getattr(method, name, None)
+        if inspect.isfunction(function) and name not in seen and function.__module__ == method.__module__:
+            waiting += function.__code__.co_names
+        seen.add(name)
+    return None
+
+
+def advantage(method: type[PolicyMethod]) -> str:
+    """Name of the method's advantage, as objective.advantage would name it."""
+    if method.advantages is PolicyMethod.advantages:
+        return "none: it does not learn from rewards"
+    function = advantage_function(method)
+    return function.__name__ if function else f"its own ({method.__name__}.advantages)"
+
+
+def weights(method: PolicyMethod, ratios: Sequence[float] = RATIOS) -> Weights:
+    """How the method weighs grad log pi at each ratio. Sums over the step are those of these tokens alone."""
+    seen: dict[str, Tensor] = {}
+
+    def watched(t: PolicyTokens) -> TokenLoss:
+        answer = method.loss(t)
+        seen.update(answer.metrics)
+        return answer
+
+    listener: Any = SimpleNamespace(loss=watched, step_sums=method.step_sums)
+    log_ratio = torch.tensor(ratios, dtype=torch.float64).log()
+    negative, positive = (gradient_weight(listener, log_ratio, a).detach() for a in (-1.0, 1.0))
+    shared: dict[str, float] = {}
+    if type(method).step_sums is not PolicyMethod.step_sums:
+        shared = {name: float(x[0]) for name, x in seen.items() if bool((x == x[0]).all())}
+    return Weights(tuple(ratios), positive, negative, tuple(seen), shared)
+
+
+def built(name: str, given: Sequence[str] = ()) -> PolicyMethod:
+    """A method with its parameters, `given` as "clip_high=0.28" each.
+
+    Raises:
+        ValueError: there is no such method or parameter (with the nearest names), or the value is refused.
+    """
+    try:
+        cls = find_method(name)
+    except ValueError as error:
+        near = difflib.get_close_matches(name, methods(), n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(methods())}"
+        raise ValueError(f"{error}; {hint}") from error
+    params: Any = cls.Params
+    fields = {field.name: field for field in dataclasses.fields(params)}
+    kinds, values = get_type_hints(params), {}
+    for item in given:
+        key, equals, text = item.partition("=")
+        if not equals or key not in fields:
+            near = difflib.get_close_matches(key, fields, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"its parameters: {', '.join(fields) or 'none'}"
+            raise ValueError(f"--set {item}: {name} has no parameter '{key}'; {hint}")
+        values[key] = _value(text, kinds[key], fields[key].metadata, f"--set {item}")
+    return cls(params(**values))
+
+
+def _value(text: str, hint: Any, bounds: Mapping[str, Any], what: str) -> object:
+    """The value that the text means in YAML, if the parameter's type and bounds allow it."""
+    value: object = text
+    if text in YAML_WORDS:
+        value = YAML_WORDS[text]
+    elif re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", text):
+        value = ast.literal_eval(text)
+    choices = _choices(hint)
+    kinds = [type(choice) for choice in choices] or list(get_args(hint)) or [hint]
+    fits = type(value) in kinds or (type(value) is int and float in kinds)
+    if (choices and value not in choices) or not fits:
+        allowed = map(yaml_word, choices) if choices else (getattr(kind, "__name__", str(kind)) for kind in kinds)
+        raise ValueError(f"{what}: must be {' or '.join(allowed)}")
+    for key, (sign, holds) in SIGNS.items():
+        if key in bounds and isinstance(value, int | float) and not holds(float(value), float(bounds[key])):
+            raise ValueError(f"{what}: must be {sign} {bounds[key]:g}")
+    return value
+
+
+def _choices(hint: Any) -> tuple[object, ...]:
+    return get_args(hint) if get_origin(hint) is Literal else ()
+
+
+def methods() -> list[str]:
+    """Names of the methods in algs/."""
+    found = []
+    for entry in pkgutil.iter_modules(algs.__path__):
+        if entry.name not in ("method", "explain"):
+            module = importlib.import_module(f"algs.{entry.name}")
+            own = (value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__)
+            if any(inspect.isclass(value) and issubclass(value, PolicyMethod) for value in own):
+                found.append(entry.name)
+    return found
+
+
+def explanation(name: str, method: PolicyMethod) -> str:
+    """The whole screen, as text."""
+    cls, doc, table = type(method), parts(type(method)), weights(method)
+    lines = [doc.title, *papers(cls), "", *(f"    {line}" for line in doc.formula.splitlines()), ""]
+    for text in (*doc.text, *doc.deviations, *([f"Relatives: {doc.relatives}"] if doc.relatives else [])):
+        lines += [*textwrap.wrap(text, 100, break_on_hyphens=False), ""]
+    read = reads(method)
+    lines += [
+        f"algorithm.name  {name}",
+        f"advantage       {advantage(cls)} (objective.advantage replaces it)",
+        f"aggregation     {cls.aggregation} (objective.aggregation replaces it)",
+        f"reads           {', '.join(sorted(read)) or 'the log-probabilities alone'}",
+        f"metrics         {', '.join(f'method/{metric}' for metric in table.metrics) or 'none of its own'}",
+        "",
+        "Parameters" if dataclasses.fields(method.params) else "No parameters.",
+    ]
+    lines += [f"  {p.name} = {p.value}{f'  ({p.bounds})' if p.bounds else ''}: {p.help}" for p in parameters(method)]
+    return "\n".join([*lines, "", *_table(table)])
+
+
+def _table(table: Weights) -> list[str]:
+    lines = ["Weight on grad log pi of a one-token response, r = pi / pi_old, mu = pi_old", f"{'r':>8}{'A = +1':>12}"]
+    lines[1] += f"{'A = -1':>12}"
+    lines += [
+        f"{r:>8g}{_shown(up):>12}{_shown(down):>12}"
+        for r, up, down in zip(table.ratios, table.positive.tolist(), table.negative.tolist(), strict=True)
+    ]
+    return lines + [f"{name} over the tokens of this table: {x:.4g}" for name, x in table.step_metrics.items()]
+
+
+def _shown(weight: float) -> str:
+    rounded = round(weight, 3)
+    return "0" if math.isclose(rounded, 0, abs_tol=1e-9) else f"{rounded:.3f}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m algs.explain", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("method", nargs="?", help="a file in algs/, or your own module:Class; none lists the methods")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a parameter; repeatable")
+    given = parser.parse_args(arguments)
+    if given.method is None:
+        width = max(map(len, methods()))
+        print("\n".join(f"{name:<{width}}  {parts(find_method(name)).title}" for name in methods()))
+        return 0
+    try:
+        print(explanation(given.method, built(given.method, given.set)))
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
