@@ -1,0 +1,259 @@
+"""Losses, advantages and corrections once more: float64, one token at a time, from the papers' formulas.
+
+Nothing here comes from algs/. A loss takes the log-probabilities twice, `logp` (what is differentiated) and `frozen`
+(what stands under a stop-gradient), so that finite differences in `logp` alone are the gradient the formula means.
+Defaults are the papers' and are written out here, so that a changed default in algs/ is noticed too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+
+Array = np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One optimizer step: S trajectories, N action tokens, trajectory after trajectory. All [N] float64 unless noted."""
+
+    lengths: list[int]  # [S]
+    group: list[int]  # [S]
+    logp: Array
+    old: Array
+    mu: Array
+    ref: Array
+    advantage: Array
+    value: Array
+    old_value: Array
+    returns: Array
+
+    @property
+    def slices(self) -> list[range]:
+        """The token positions of each trajectory."""
+        ends = np.cumsum(self.lengths)
+        return [range(end - length, end) for end, length in zip(ends, self.lengths, strict=True)]
+
+
+def clip(x: float, low: float, high: float) -> float:
+    return min(max(x, low), high)
+
+
+def surrogate(ratio: float, a: float, low: float, high: float) -> float:
+    """PPO's clipped surrogate, minimised (1707.06347, eq. 7)."""
+    return -min(ratio * a, clip(ratio, 1 - low, 1 + high) * a)
+
+
+def ratios(s: Step, logp: Array) -> list[float]:
+    return [math.exp(x - y) for x, y in zip(logp, s.old, strict=True)]
+
+
+def reinforce(s: Step, logp: Array, frozen: Array) -> list[float]:
+    return [-a * x for a, x in zip(s.advantage, logp, strict=True)]
+
+
+def sft(s: Step, logp: Array, frozen: Array) -> list[float]:
+    return [-x for x in logp]
+
+
+def grpo(s: Step, logp: Array, frozen: Array, clip_low: float = 0.2, clip_high: float = 0.2) -> list[float]:
+    return [surrogate(r, a, clip_low, clip_high) for r, a in zip(ratios(s, logp), s.advantage, strict=True)]
+
+
+def dapo(s: Step, logp: Array, frozen: Array, clip_low: float = 0.2, clip_high: float = 0.28) -> list[float]:
+    return grpo(s, logp, frozen, clip_low, clip_high)
+
+
+def ppo(
+    s: Step,
+    logp: Array,
+    frozen: Array,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+) -> list[float]:
+    out = []
+    for r, a in zip(ratios(s, logp), s.advantage, strict=True):
+        loss = surrogate(r, a, clip_low, clip_high)
+        if dual_clip is not None and a < 0:
+            loss = min(loss, dual_clip * abs(a))
+        out.append(loss)
+    return out
+
+
+def critic(s: Step, value: Array, vf_coef: float = 0.5, vf_clip: float | None = 0.2) -> list[float]:
+    out = []
+    for v, old, target in zip(value, s.old_value, s.returns, strict=True):
+        error = (v - target) ** 2
+        if vf_clip is not None:
+            error = max(error, (old + clip(v - old, -vf_clip, vf_clip) - target) ** 2)
+        out.append(vf_coef * 0.5 * error)
+    return out
+
+
+def cispo(s: Step, logp: Array, frozen: Array, ratio_cap: float = 5.0, ratio_floor: float = 0.0) -> list[float]:
+    weights = [clip(r, ratio_floor, ratio_cap) for r in ratios(s, frozen)]
+    return [-w * a * x for w, a, x in zip(weights, s.advantage, logp, strict=True)]
+
+
+def scale_rl(s: Step, logp: Array, frozen: Array, ratio_cap: float = 5.0) -> list[float]:
+    return [-min(r, ratio_cap) * a * x for r, a, x in zip(ratios(s, frozen), s.advantage, logp, strict=True)]
+
+
+def gspo(
+    s: Step, logp: Array, frozen: Array, clip_low: float = 3e-4, clip_high: float = 4e-4, level: str = "sequence"
+) -> list[float]:
+    out = []
+    for tokens in s.slices:
+        base = logp if level == "sequence" else frozen
+        whole = math.exp(sum(base[i] - s.old[i] for i in tokens) / max(len(tokens), 1))
+        for i in tokens:
+            ratio = whole if level == "sequence" else whole * math.exp(logp[i] - frozen[i])
+            out.append(surrogate(ratio, s.advantage[i], clip_low, clip_high))
+    return out
+
+
+def effective_sample_size(s: Step, logp: Array) -> float:
+    """(sum rho)^2 / (N sum rho^2) over all action tokens of the step."""
+    rho = [math.exp(x - y) for x, y in zip(logp, s.mu, strict=True)]
+    return sum(rho) ** 2 / (len(rho) * sum(x * x for x in rho))
+
+
+def p3o(s: Step, logp: Array, frozen: Array, kl_direction: str = "reverse") -> list[float]:
+    ess = effective_sample_size(s, frozen)
+    out = []
+    for x, fixed, mu, a in zip(logp, frozen, s.mu, s.advantage, strict=True):
+        d = x - mu
+        rho = math.exp(d)
+        kl = rho * d - rho + 1 if kl_direction == "reverse" else rho - 1 - d
+        out.append(-min(math.exp(fixed - mu), ess) * a * x + (1 - ess) * kl)
+    return out
+
+
+def aipo(s: Step, logp: Array, frozen: Array, ratio_cap: float = 2.0) -> list[float]:
+    weights = [min(math.exp(x - y), ratio_cap) for x, y in zip(frozen, s.mu, strict=True)]
+    return [-w * a * x for w, a, x in zip(weights, s.advantage, logp, strict=True)]
+
+
+def decoupled_ppo(
+    s: Step, logp: Array, frozen: Array, clip_low: float = 0.2, clip_high: float = 0.2, behavior_cap: float = 5.0
+) -> list[float]:
+    weights = [min(math.exp(x - y), behavior_cap) for x, y in zip(s.old, s.mu, strict=True)]
+    return [w * x for w, x in zip(weights, grpo(s, logp, frozen, clip_low, clip_high), strict=True)]
+
+
+def soft_clip(
+    s: Step, logp: Array, frozen: Array, tau_positive: float = 1.0, tau_negative: float = 1.05
+) -> list[float]:
+    out = []
+    for r, a in zip(ratios(s, logp), s.advantage, strict=True):
+        tau = tau_positive if a > 0 else tau_negative
+        out.append(-4 / tau / (1 + math.exp(-tau * (r - 1))) * a)
+    return out
+
+
+# Advantages: rewards by group -> advantages by group, in the same shape.
+
+Ragged = list[list[float]]
+
+
+def mean(x: list[float]) -> float:
+    return math.fsum(x) / len(x)
+
+
+def spread(x: list[float], minus: int = 0) -> float:
+    """Standard deviation with n - `minus` in the denominator."""
+    return math.sqrt(math.fsum((v - mean(x)) ** 2 for v in x) / (len(x) - minus))
+
+
+def flat(rewards: Ragged) -> list[float]:
+    return [r for group in rewards for r in group]
+
+
+def centred(rewards: Ragged) -> Ragged:
+    return [[r - mean(group) for r in group] for group in rewards]
+
+
+def group_zscore(rewards: Ragged) -> Ragged:
+    out = []
+    for group in rewards:
+        if len(group) < 2 or max(group) == min(group):
+            out.append([0.0] * len(group))
+        else:
+            out.append([(r - mean(group)) / (spread(group, 1) + 1e-6) for r in group])
+    return out
+
+
+def rloo(rewards: Ragged) -> Ragged:
+    """Each reward minus the mean of the others, as the paper says it (2402.14740, section 2.3)."""
+    out = []
+    for group in rewards:
+        rest = [[other for j, other in enumerate(group) if j != i] for i in range(len(group))]
+        out.append([r - mean(others) if others else 0.0 for r, others in zip(group, rest, strict=True)])
+    return out
+
+
+def divided(x: Ragged, by: float) -> Ragged:
+    return [[v / by if by > 1e-6 else 0.0 for v in group] for group in x]
+
+
+def lite_ppo(rewards: Ragged) -> Ragged:
+    return divided(centred(rewards), spread(flat(rewards)))
+
+
+def scale_rl_advantage(rewards: Ragged) -> Ragged:
+    return divided(centred(rewards), spread(flat(centred(rewards))))
+
+
+def reinforce_pp(rewards: Ragged, group_baseline: bool = False) -> Ragged:
+    """Normalised over the batch's responses, with n - 1: the paper leaves both open (its public code takes tokens, n)."""
+    base = centred(rewards) if group_baseline else rewards
+    middle = mean(flat(base))
+    moved = [[v - middle for v in group] for group in base]
+    return divided(moved, spread(flat(moved), 1) if len(flat(moved)) > 1 else 0.0)
+
+
+def gae(
+    rewards: list[float], values: list[float], final_value: float, truncated: bool, discount: float, gae_lambda: float
+) -> list[float]:
+    """One response, backwards: delta_t = r_t + discount V_{t+1} - V_t (1506.02438, eq. 16)."""
+    advantages, following = [0.0] * len(rewards), 0.0
+    next_value = final_value if truncated else 0.0
+    for t in reversed(range(len(rewards))):
+        following = rewards[t] + discount * next_value - values[t] + discount * gae_lambda * following
+        advantages[t], next_value = following, values[t]
+    return advantages
+
+
+# Corrections: log rho of one response -> (weight, kept) of each token.
+
+Answer = list[tuple[float, bool]]
+
+
+def token_truncate(log_rho: list[float], cap: float = 2.0) -> Answer:
+    return [(min(math.exp(x), cap), True) for x in log_rho]
+
+
+def token_mask(log_rho: list[float], low: float = 0.5, high: float = 5.0) -> Answer:
+    return [(math.exp(x), low <= math.exp(x) <= high) for x in log_rho]
+
+
+def sequence_truncate(log_rho: list[float], cap: float = 2.0) -> Answer:
+    return [(min(math.exp(math.fsum(log_rho)), cap), True)] * len(log_rho)
+
+
+def sequence_mask(log_rho: list[float], low: float, high: float) -> Answer:
+    whole = math.exp(math.fsum(log_rho))
+    return [(whole, low <= whole <= high)] * len(log_rho)
+
+
+def geometric_mask(log_rho: list[float], low: float, high: float) -> Answer:
+    if not log_rho:
+        return []
+    return [(1.0, low <= math.exp(mean(log_rho)) <= high)] * len(log_rho)
+
+
+def veto(log_rho: list[float], threshold: float = 1e-4) -> Answer:
+    return [(1.0, all(math.exp(x) >= threshold for x in log_rho))] * len(log_rho)

@@ -1,0 +1,189 @@
+"""The known traps of these objectives, each with the numbers that show it is avoided.
+
+Trap 8 (what the aggregations do to long prompts) is in test_aggregation.py.
+"""
+
+import dataclasses
+import math
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+import torch
+
+from algs import kl
+from unit_tests.algs.method_checks import (
+    NAMES,
+    gradient,
+    groups_of,
+    make,
+    one_token,
+    policy_tokens,
+    random_step,
+    tensor,
+    weight,
+)
+from unit_tests.algs.reference import Step
+
+STEP = random_step([3, 2, 4], [4, 1, 7, 2, 5, 3, 3, 6, 2], np.random.default_rng(3))
+
+
+# Trap 2: the KL to mu, on tokens sampled from mu. The expectation over mu is taken exactly, over a vocabulary of five.
+
+PI = np.array([0.3, -1.0, 0.7, 1.5, -0.4])
+MU = np.log(np.array([0.4, 0.1, 0.25, 0.05, 0.2]))
+
+
+def expected_gradient(per_token):
+    """Of sum_x mu(x) per_token(log pi(x), log mu(x)) in the logits of pi, float64."""
+    logits, log_mu = torch.tensor(PI, requires_grad=True), torch.tensor(MU)
+    terms = per_token(torch.log_softmax(logits, 0), log_mu)
+    return torch.autograd.grad((log_mu.exp() * terms).sum(), logits)[0].numpy()
+
+
+def true_gradient(direction):
+    """Of the KL divergence itself, from its definition."""
+    logits, log_mu = torch.tensor(PI, requires_grad=True), torch.tensor(MU)
+    log_pi = torch.log_softmax(logits, 0)
+    first, second = (log_pi, log_mu) if direction == "reverse" else (log_mu, log_pi)
+    return torch.autograd.grad((first.exp() * (first - second)).sum(), logits)[0].numpy()
+
+
+@pytest.mark.parametrize("direction", ["reverse", "forward"])
+def test_trap_2_p3os_kl_term_has_its_divergences_gradient(direction):
+    """P3O's KL term, averaged over tokens sampled from mu, has (1 − ESS) times the gradient of the KL it is named for."""
+    method = make("p3o", kl_direction=direction)
+
+    def per_token(log_pi, log_mu):
+        t = dataclasses.replace(
+            policy_tokens(one_token(0.0, 1.0), method),
+            logprobs=log_pi,
+            behavior_logprobs=log_mu,
+            advantages=torch.zeros(5, dtype=torch.float64),
+            step_sums={"rho": torch.tensor(6.0), "rho_squared": torch.tensor(6.0), "tokens": torch.tensor(8.0)},
+        )
+        return method.loss(t).values
+
+    found = expected_gradient(per_token)
+    np.testing.assert_allclose(found, (1 - 0.75) * true_gradient(direction), rtol=1e-5, atol=1e-8)
+
+
+def test_trap_2_the_other_estimators_do_not():
+    """On tokens from mu, log(rho) pushes the forward KL up, and k3 with mu as the reference has neither gradient."""
+    np.testing.assert_allclose(expected_gradient(lambda p, m: p - m), -true_gradient("forward"), rtol=1e-9)
+    k3 = expected_gradient(lambda p, m: kl.estimate("k3", p, m))
+    for direction in ("reverse", "forward"):
+        assert np.abs(k3 - true_gradient(direction)).max() > 0.1
+
+
+@pytest.mark.parametrize("log_ratio", [-80.0, -30.0, -11.0, 11.0, 30.0, 80.0])
+def test_trap_3_k3_pulls_the_right_way_at_any_distance(log_ratio):
+    """The gradient of k3 has the sign of log(pi/ref) far beyond where peers clamp it, and is finite."""
+    logprobs = torch.tensor([log_ratio], requires_grad=True)
+    (slope,) = torch.autograd.grad(kl.estimate("k3", logprobs, torch.zeros(1)).sum(), logprobs)
+    assert torch.isfinite(slope) and torch.sign(slope).item() == math.copysign(1, log_ratio)
+
+
+@pytest.mark.parametrize("bad", [math.nan, -math.inf])
+@pytest.mark.parametrize("name", NAMES)
+def test_trap_4_a_non_finite_logprob_is_never_laundered(name, bad):
+    """A NaN log-probability makes its token's loss NaN for the trainer to see; one of −Inf does too, or has no gradient."""
+    step = dataclasses.replace(STEP, logp=STEP.logp.copy(), advantage=np.ones_like(STEP.advantage))
+    step.logp[5] = bad
+    method = make(name)
+    t = policy_tokens(step, method)
+    values = method.loss(t).values
+    (slope,) = torch.autograd.grad(values.sum(), t.logprobs)
+    if math.isnan(bad):
+        assert torch.isnan(values[5])
+    else:
+        assert not torch.isfinite(values[5]) or slope[5] == 0
+
+
+def mu_shifted(deviation, n=20_001):
+    """A step whose log rho takes the quantiles of N(0, deviation²)."""
+    quantiles = np.array([NormalDist().inv_cdf((i + 0.5) / n) for i in range(n)]) * deviation
+    zeros = np.zeros(n)
+    return Step([n], [0], zeros - 1, zeros - 1, -1 - quantiles, zeros, zeros + 1, zeros, zeros, zeros)
+
+
+@pytest.mark.parametrize(("deviation", "expected"), [(0.0, 1.0), (0.1, 0.990), (0.5, 0.779), (1.0, 0.368)])
+def test_trap_5_effective_sample_size_of_a_normal_log_ratio(deviation, expected):
+    """With log rho ~ N(0, s²), P3O's ESS is exp(−s²): 0.990, 0.779, 0.368 for s = 0.1, 0.5, 1."""
+    method = make("p3o")
+    answer = method.loss(policy_tokens(mu_shifted(deviation), method))
+    ess = answer.metrics["ess"]
+    assert (ess == ess[0]).all() and ess[0].item() == pytest.approx(expected, abs=6e-3)
+    assert expected == pytest.approx(math.exp(-(deviation**2)), abs=5e-4)
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.0])
+@pytest.mark.parametrize("direction", ["reverse", "forward"])
+def test_trap_5_at_ess_1_the_gradient_is_reinforces(direction, shift):
+    """At ESS 1 (all rho equal, here 1 or e) P3O has REINFORCE's gradient: the cap is 1, not 1e-7, and the KL is off."""
+    step = dataclasses.replace(STEP, mu=STEP.logp - shift)
+    expected = gradient(make("reinforce"), step)
+    np.testing.assert_allclose(gradient(make("p3o", kl_direction=direction), step), expected, rtol=1e-4, atol=1e-5)
+    assert np.abs(expected).max() > 0.5
+
+
+@pytest.mark.parametrize(
+    ("advantage", "weights"),
+    [
+        (1, {"ppo": 0, "grpo": 0, "dapo": 0, "cispo": 5, "scale_rl": 5, "aipo": 2, "reinforce": 1}),
+        (-1, {"ppo": -6, "grpo": -6, "dapo": -6, "cispo": -5, "scale_rl": -5, "aipo": -2, "reinforce": -1}),
+    ],
+)
+def test_traps_6_and_10_weight_far_outside_the_trust_region(advantage, weights):
+    """At r = 6: PPO 0 or −6, CISPO(5) ±5, AIPO ±2 and not 0, since the capped weight stands under a stop-gradient."""
+    found = {name: weight(make(name), advantage, 6.0) for name in weights}
+    assert found == pytest.approx(weights, abs=1e-5)
+
+
+def test_trap_10_dual_clip():
+    """At A = −1, r = 6 PPO's dual clip at 3 gives 0 where plain PPO gives −6; up to 3 it changes nothing."""
+    assert weight(make("ppo", dual_clip=3.0), -1, 6.0) == 0
+    assert weight(make("ppo", dual_clip=3.0), -1, 2.9) == pytest.approx(-2.9)
+    assert weight(make("ppo", dual_clip=3.0), 1, 1.1) == pytest.approx(1.1)
+
+
+READS = {
+    "mu": {"p3o", "aipo"},
+    "both": {"decoupled_ppo"},
+    "neither": {"reinforce", "rloo", "sft"},
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_trap_7_each_method_reads_mu_or_pi_old_and_only_one_reads_both(name):
+    """P3O and AIPO weigh by pi/mu alone, the clipped ones by pi/pi_old alone: no method counts mu twice by itself."""
+    method, moved = make(name), tensor(np.linspace(-0.3, 0.4, len(STEP.logp)))
+    t = policy_tokens(STEP, method)
+    plain = method.loss(t).values
+    reads_old = not torch.equal(method.loss(dataclasses.replace(t, old_logprobs=t.old_logprobs + moved)).values, plain)
+    reads_mu = not torch.equal(
+        method.loss(dataclasses.replace(t, behavior_logprobs=t.behavior_logprobs + moved)).values, plain
+    )
+    expected_old = name not in READS["mu"] | READS["neither"]
+    assert (reads_old, reads_mu) == (expected_old, name in READS["mu"] | READS["both"])
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("grpo", 2.475), ("lite_ppo", 1.764), ("scale_rl", 2.160), ("rloo", 1.000)]
+)
+def test_trap_9_one_of_eight_correct(name, expected):
+    """In a batch of groups with 1, 2, 4, 7 of 8 correct, the one that got it right alone has the published advantage."""
+    groups = groups_of([[1.0] * right + [0.0] * (8 - right) for right in (1, 2, 4, 7)])
+    assert make(name).advantages(groups)[0].item() == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_trap_14_metrics_add_up_over_micro_batches(name):
+    """Every metric is one number per token, so that its sum over the step is the same however the step is cut."""
+    method, chosen = make(name), list(range(len(STEP.lengths)))
+    whole = method.loss(policy_tokens(STEP, method)).metrics
+    parts = [method.loss(policy_tokens(STEP, method, part)).metrics for part in (chosen[:2], chosen[2:3], chosen[3:])]
+    for key, values in whole.items():
+        total = sum(part[key].double().sum().item() for part in parts)
+        assert values.shape == STEP.logp.shape
+        assert total == pytest.approx(values.double().sum().item(), rel=1e-5, abs=1e-5), key
