@@ -109,7 +109,7 @@ class _Reader:
         for index, source in enumerate(sources):
             name = self._unique_name(source)
             # reasoning_gym makes row i from seed + i: neighbouring seeds would repeat each other's rows.
-            for row in read_source(source, _seed(self.data.split_seed, key, index)):
+            for row in read_source(source, _seed(self.data.split_seed, key, index), f"data.{key}.{index}"):
                 messages = self._with_system(row)
                 identity = _identity(messages, row.images)
                 if identity in seen:

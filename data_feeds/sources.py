@@ -33,25 +33,26 @@ def source_name(source: Source) -> str:
     return source.reasoning_gym or Path(source.file or "").stem
 
 
-def read_source(source: Source, seed: int) -> Iterator[Row]:
-    """Rows of a source in order. `seed` is that of generated rows; files do not use it.
+def read_source(source: Source, seed: int, key: str) -> Iterator[Row]:
+    """Rows of a source in order. `seed` is that of generated rows; files do not use it. `key` is where the source stands
+    in the configuration (data.sources.0), for messages.
 
     Raises ValueError as the module says.
     """
     if source.reasoning_gym is not None:
-        return _generated_rows(source, seed)
+        return _generated_rows(source, seed, key)
     return _file_rows(source)
 
 
-def _generated_rows(source: Source, seed: int) -> Iterator[Row]:
+def _generated_rows(source: Source, seed: int, key: str) -> Iterator[Row]:
     name, params = source.reasoning_gym or "", source.params
-    dataset = _make_generator(name, params, source.size, seed)
+    dataset = _make_generator(name, params, source.size, seed, key)
     for index in range(source.size):
         try:
             entry = dataset[index]
         except Exception as error:
             raise ValueError(
-                f"data source {name}: generating row {index + 1} failed: {_said(error)}; its params are {params}"
+                f"{key}.params: {name}: generating row {index + 1} failed: {_said(error)}; they are {params}"
             ) from error
         yield Row(
             index,
@@ -62,25 +63,25 @@ def _generated_rows(source: Source, seed: int) -> Iterator[Row]:
         )
 
 
-def _make_generator(name: str, params: dict[str, Any], size: int, seed: int) -> Any:
+def _make_generator(name: str, params: dict[str, Any], size: int, seed: int, key: str) -> Any:
     import reasoning_gym
     from reasoning_gym.factory import DATASETS
 
     if name not in DATASETS:
         near = difflib.get_close_matches(name, DATASETS, n=3, cutoff=0.4)
         hint = f"the nearest are: {', '.join(near)}" if near else f"there are: {', '.join(sorted(DATASETS))}"
-        raise ValueError(f"data source: reasoning_gym has no task '{name}'; {hint}")
+        raise ValueError(f"{key}.reasoning_gym: reasoning_gym has no task '{name}'; {hint}")
     takes = [p for p in inspect.signature(DATASETS[name][1]).parameters if p not in ("size", "seed")]
-    for key in params:
-        if key in ("size", "seed"):
-            way = "data.sources[].size" if key == "size" else "data.split_seed"
-            raise ValueError(f"data source {name}: '{key}' is not set in params but by {way}")
-        if key not in takes:
-            raise ValueError(f"data source {name}: there is no parameter '{key}'; {_nearest(key, takes)}")
+    for param in params:
+        if param in ("size", "seed"):
+            way = f"{key}.size" if param == "size" else "data.split_seed"
+            raise ValueError(f"{key}.params: {name}: '{param}' is not set here but by {way}")
+        if param not in takes:
+            raise ValueError(f"{key}.params: {name}: there is no parameter '{param}'; {_nearest(param, takes)}")
     try:
         return reasoning_gym.create_dataset(name, size=size, seed=seed, **params)
     except Exception as error:
-        raise ValueError(f"data source {name}: bad params {params}: {_said(error)}") from error
+        raise ValueError(f"{key}.params: {name}: bad params {params}: {_said(error)}") from error
 
 
 def _file_rows(source: Source) -> Iterator[Row]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from configs.load import ConfigError, method_for, run_directory
+from configs.objective import Filter
 from configs.rules import warnings_for
 from configs.schema import EvalConfig, RLConfig
 from orchestration.memory_estimate import MemoryEstimate, estimate, machine_memory, shown
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 SHARED_MEMORY = Path("/dev/shm")
+NEEDS_SEVERAL = ("zero_variance", "pass_rate")  # filters that leave out every group of one response
+# Head dimensions that vLLM's CPU attention knows; a test compares them with the installed vLLM.
+CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 
 @dataclass(frozen=True)
@@ -60,10 +64,14 @@ def preflight(config: RLConfig | EvalConfig) -> Checked:
     device = attempt(check_devices, config)
     for index, part in enumerate(config.reward.parts):
         attempt(check_reward, index, part.function, part.params)
+    if isinstance(config, RLConfig):
+        for index, block in enumerate(config.rollout.filters):
+            attempt(check_filter, index, block, config.rollout.responses_per_prompt)
     attempt(check_rollouts, config)
     prompts = memory = None
     if model is not None:
         attempt(check_model_fits, config, model)
+        attempt(check_head_dim, model, device)
         prompts = attempt(load_data, config)
         memory = estimate(config, model, needs_reference(config), device.device if device else "cpu")
         attempt(check_shared_memory, config, memory)
@@ -131,9 +139,27 @@ def check_reward(index: int, name: str, params: dict[str, Any]) -> None:
     from rewards.find import check_params, find_reward
 
     try:
-        check_params(find_reward(name), name, params)
+        check_params(find_reward(name), f"reward '{name}'", params)
     except ValueError as error:
         raise ValueError(f"reward.parts.{index}: {error}") from error
+
+
+def check_filter(index: int, block: Filter, responses_per_prompt: int) -> None:
+    """Raises ValueError unless the filter imports and takes the given parameters, and could keep a group."""
+    from rewards.find import check_params
+    from rollouts.filter import find_filter
+
+    what = f"filter '{block.function}'"
+    try:
+        function = find_filter(block.function)
+        check_params(function, what, block.params)
+        if responses_per_prompt == 1 and block.function in NEEDS_SEVERAL:
+            raise ValueError(
+                f"{what}: rollout.responses_per_prompt is 1, and one response never differs from itself, so every group "
+                "would be left out; ask at least 2, or leave the filter out"
+            )
+    except ValueError as error:
+        raise ValueError(f"rollout.filters.{index}: {error}") from error
 
 
 def check_rollouts(config: RLConfig | EvalConfig) -> None:
@@ -168,6 +194,15 @@ def check_model_fits(config: RLConfig | EvalConfig, model: ModelFacts) -> None:
         raise ValueError(
             f"{parallel_key}: {model.heads} attention heads of {model.path} do not split over {parallel} devices; use "
             f"one of {', '.join(map(str, allowed))}"
+        )
+
+
+def check_head_dim(model: ModelFacts, device: DeviceSpec | None) -> None:
+    """Raises ValueError when vLLM cannot run the model's attention on this machine's CPU."""
+    if device is not None and device.device == "cpu" and model.head_dim not in CPU_HEAD_DIMS:
+        raise ValueError(
+            f"model.path: {model.path} has attention heads of dimension {model.head_dim}; on a CPU vLLM runs "
+            f"{', '.join(map(str, CPU_HEAD_DIMS))} only: take another model, or a GPU (model.device: cuda)"
         )
 
 

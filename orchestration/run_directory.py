@@ -151,6 +151,8 @@ def sample_record(trajectory: Trajectory) -> dict[str, Any]:
         "response": t.response,
         "reward": None if t.reward is None else _json_number(t.reward),
         "advantage": None if t.advantage is None else _json_number(t.advantage),
+        "dropped_by": t.dropped_by,
+        "in_baseline": t.in_baseline and t.reward is not None,
         "parts": {name: _json_number(value) for name, value in t.reward_parts.items()},
         "error": t.reward_error,
         "finish_reason": t.finish_reason,

@@ -150,10 +150,10 @@ def _type_problems(function: Callable[..., Any], name: str, annotation: Any, val
     except NameError:  # imported for type checkers only: it is no type that YAML could hold
         return []
     bare = get_args(hint)[0] if get_origin(hint) is Annotated else hint
-    loose = {"strict": False} if get_origin(bare) in (tuple, set, frozenset) else {}  # YAML has lists only
+    field = Field(strict=False) if get_origin(bare) in (tuple, set, frozenset) else ...  # YAML has lists only
     config = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True, protected_namespaces=())
     try:
-        create_model("Parameter", __config__=config, value=(hint, Field(**loose))).model_validate({"value": value})
+        create_model("Parameter", __config__=config, value=(hint, field)).model_validate({"value": value})
     except ValidationError as error:
         return [
             f"params.{'.'.join(map(str, (name, *found['loc'][1:])))}: {found['msg']}; given {found['input']!r}"

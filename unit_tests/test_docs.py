@@ -14,8 +14,9 @@ import torch
 import yaml
 
 from algs.records import Groups, PolicyTokens
-from configs.schema import Data, Reward
-from rollouts.records import Prompt, Trajectory
+from configs.schema import Data, Reward, Rollout
+from rewards.find import check_params
+from rollouts.records import Group, Prompt, Trajectory
 
 ROOT = Path(__file__).parent.parent
 
@@ -70,11 +71,32 @@ def test_reward_in_the_page_pays_as_it_says(module_of) -> None:
 
 
 def test_trying_out_a_reward_by_hand(module_of) -> None:
-    module_of("docs/REWARDS.md", 1)  # it asserts
+    module_of("docs/REWARDS.md", 2)  # it asserts
+
+
+def test_a_reward_with_a_rule_on_its_parameters(module_of) -> None:
+    digits = module_of("docs/REWARDS.md", 1).digits
+    check_params(digits, "reward 'digits'", {"low": 2})
+    with pytest.raises(ValueError, match=r"reward 'digits': params.low: 10 is above high 9"):
+        check_params(digits, "reward 'digits'", {"low": 10})
+
+
+def test_filter_in_the_page(module_of) -> None:
+    long_enough = module_of("docs/FILTERS.md", 0).long_enough
+    none = np.zeros(0, np.int32)
+    said = [
+        Trajectory(Prompt("p", []), "g", 0, none, ids, np.zeros(n, np.float32), ids, np.ones(n, bool), ids)
+        for n in (1, 2)
+        for ids in [np.zeros(n, np.int32)]
+    ]
+    assert long_enough(Group("g", said[0].prompt, said)) == [False, True]
 
 
 def test_yaml_in_the_pages_is_valid_configuration() -> None:
-    (reward,) = blocks("docs/REWARDS.md", "yaml")
+    reward, shaped = blocks("docs/REWARDS.md", "yaml")
+    assert len(Reward.model_validate(yaml.safe_load(shaped)["reward"]).parts) == 3
+    for filters in blocks("docs/FILTERS.md", "yaml"):
+        assert Rollout.model_validate(yaml.safe_load(filters)["rollout"]).filters
     (data,) = blocks("docs/DATA.md", "yaml")
     assert len(Reward.model_validate(yaml.safe_load(reward)["reward"]).parts) == 2
     assert len(Data.model_validate(yaml.safe_load(data)["data"]).sources) == 2

@@ -23,6 +23,7 @@ def write_tiny_model(folder: Path, chat_template: str | None = CHAT_TEMPLATE, ti
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
+        head_dim=32,  # the smallest that vLLM runs on a CPU
         max_position_embeddings=2048,
         tie_word_embeddings=tied,
         eos_token_id=1,

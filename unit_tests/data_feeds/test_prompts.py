@@ -272,9 +272,9 @@ def test_wrong_files_are_named(tmp_path: Path, tokenizer: Any) -> None:
 @pytest.mark.parametrize(
     ("task", "params", "said"),
     [
-        ("chain_sums", {}, "no task 'chain_sums'; the nearest are: chain_sum"),
+        ("chain_sums", {}, r"data.sources.0.reasoning_gym: .*no task 'chain_sums'; the nearest are: chain_sum"),
         ("chain_sum", {"min_term": 2}, "no parameter 'min_term'; did you mean 'min_terms'"),
-        ("chain_sum", {"seed": 2}, "'seed' is not set in params but by data.split_seed"),
+        ("chain_sum", {"seed": 2}, r"data.sources.0.params: chain_sum: 'seed' is not set here but by data.split_seed"),
         ("chain_sum", {"min_terms": 0}, "chain_sum: bad params .*min_terms must be positive"),
         ("chain_sum", {"min_terms": "two"}, "chain_sum: bad params"),
     ],

@@ -33,8 +33,8 @@ def counted(folder: Path) -> int:
 def test_sizes_are_those_of_the_loaded_model(model: Path, tmp_path: Path) -> None:
     facts = model_facts(Model(path=str(model)))
     assert facts.parameters == counted(model)
-    assert (facts.layers, facts.hidden, facts.heads, facts.kv_heads, facts.head_dim) == (2, 16, 4, 2, 4)
-    assert facts.vocabulary == len(WORDS) and facts.kv_values_per_token == 2 * 2 * 2 * 4
+    assert (facts.layers, facts.hidden, facts.heads, facts.kv_heads, facts.head_dim) == (2, 16, 4, 2, 32)
+    assert facts.vocabulary == len(WORDS) and facts.kv_values_per_token == 2 * 2 * 2 * 32
     untied = write_tiny_model(tmp_path / "untied", tied=False)
     assert model_facts(Model(path=str(untied))).parameters == counted(untied) == facts.parameters + len(WORDS) * 16
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import importlib.util
 import json
 import os
 import shutil
@@ -86,11 +88,29 @@ def test_all_mistakes_at_once(folder: Path) -> None:
     ("overrides", "expected"),
     [
         (["reward.parts.0.function=lst_number"], "did you mean 'last_number'?"),
-        (["reward.parts.0.params={tol: 1}"], "reward.parts.0: reward 'last_number'"),
+        (
+            ["reward.parts.0.params={tol: 1}"],
+            "reward.parts.0: reward 'last_number': got an unexpected keyword argument",
+        ),
+        (["reward.parts.0.params={tolerance: much}"], "reward.parts.0: reward 'last_number': params.tolerance: Input"),
+        (["reward.parts.0={function: format_match, params: {pattern: '['}}"], "params.pattern: '[' is no regular exp"),
+        (
+            ["rollout.filters=[overlong, zero_varianc]"],
+            "rollout.filters.1: filter 'zero_varianc': there is no rollouts",
+        ),
+        (["rollout.filters=[{function: pass_rate, params: {hi: 1}}]"], "rollout.filters.0: filter 'pass_rate': got an"),
+        (
+            ["rollout.filters=[zero_variance]", "rollout.responses_per_prompt=1", "algorithm.name=reinforce_pp"],
+            "rollout.filters.0: filter 'zero_variance': rollout.responses_per_prompt is 1",
+        ),
         (["rollout.environment=single_trun"], "environment 'single_trun'"),
         (["data.sources.0.prompt_column=question"], "there is no column 'question'"),
         (["data.sources.0.file=rws.jsonl"], "data file rws.jsonl: no such file; did you mean"),
-        (["data.sources.0={reasoning_gym: chain_smu}"], "reasoning_gym has no task 'chain_smu'"),
+        (["data.sources.0={reasoning_gym: chain_smu}"], "data.sources.0.reasoning_gym: reasoning_gym has no task"),
+        (
+            ["data.sources.0={reasoning_gym: chain_sum, params: {min: 1}}"],
+            "data.sources.0.params: chain_sum: there is no",
+        ),
         (["data.max_prompt_tokens=2"], "every prompt is longer than data.max_prompt_tokens (2)"),
         (["data.max_prompt_tokens=2041"], "= 2049 tokens, but tiny has 2048 positions"),
         (
@@ -219,3 +239,21 @@ def test_memory_is_sharded_by_zero_stage(folder: Path) -> None:
 def test_memory_of_this_machine_is_positive() -> None:
     assert memory_estimate.machine_memory() > 2**27
     assert memory_estimate.shown(2**30) == "1.00 GiB" and memory_estimate.shown(2**20) == "1.0 MiB"
+
+
+def test_head_dimensions_that_vllm_has_no_cpu_attention_for(folder: Path, monkeypatch: Any) -> None:
+    config = json.loads((folder / "tiny" / "config.json").read_text())
+    (folder / "tiny" / "config.json").write_text(json.dumps({**config, "head_dim": 16}))
+    assert "model.path: tiny has attention heads of dimension 16; on a CPU vLLM runs 32, 64, 80" in refused()
+    facts = dataclasses.replace(model_facts(load("job.yaml", RLConfig).model), head_dim=16)
+    preflight.check_head_dim(facts, DeviceSpec("cuda", "nccl", "feynrl_flex", 64, 8))
+
+
+def test_head_dimensions_are_those_of_the_installed_vllm() -> None:
+    found = importlib.util.find_spec("vllm")
+    assert found is not None and found.origin is not None
+    source = (Path(found.origin).parent / "v1" / "attention" / "backends" / "cpu_attn.py").read_text()
+    functions = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef)]
+    (sizes,) = [f.body[-1] for f in functions if f.name == "get_supported_head_sizes"]
+    assert isinstance(sizes, ast.Return) and sizes.value is not None
+    assert tuple(ast.literal_eval(sizes.value)) == preflight.CPU_HEAD_DIMS

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,11 @@ from hypothesis import strategies as st
 
 from configs.schema import RLConfig
 from data_feeds.sampler import ShuffledPrompts
+from orchestration.evaluation import evaluation_tally
 from orchestration.metrics import Tally
 from orchestration.refill import StepFeed
 from orchestration.rollout_actor import Rollouts, rollout_tally, step_askings
+from orchestration.run_directory import RunDirectory, read_metrics, read_samples
 from rollouts.records import Group, Prompt, Trajectory
 from rollouts.sampling import Sampling
 
@@ -162,3 +166,31 @@ def test_trained_and_unfilled_make_a_step(step_prompts: int, cap: int, random: A
     assert trained(made) + means["rollout/unfilled_groups"] == step_prompts, "never a surplus"
     assert len(made.groups) == step_prompts + means["rollout/refilled_groups"]
     assert len(scripted.rounds) == 1 + means["rollout/refill_rounds"] <= 1 + cap
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
+@pytest.mark.filterwarnings("error")
+def test_rewards_that_are_not_finite_pass_through_tallies_filters_and_files(reward: float, tmp_path: Path) -> None:
+    one, scripted, _ = feed(lambda prompt, turn: 1, ["zero_variance", "pass_rate", "overlong"])
+    generate = scripted.generate
+
+    def broken(*arguments: Any, **named: Any) -> Rollouts:
+        made = generate(*arguments, **named)
+        for t in made.groups[0].trajectories:
+            t.reward, t.reward_parts = reward, {"right": reward}
+        return made
+
+    scripted.generate = broken  # type: ignore[method-assign]
+    one.sampler = ShuffledPrompts([Prompt(f"p/{i}", [], source="p") for i in range(9)], 0, retire_pass_rate=0.5)
+    made, filtered = one.gather(1)
+    assert len(made.groups) == 4 and trained(made) == 4, "the update has to see it"
+    tally = rollout_tally(made.groups, 0.5).merge(filtered)
+    assert not math.isfinite(tally.means()["reward/mean"]) and tally.means()["rollout/zero_variance_groups"] == 0
+    run = RunDirectory.create(tmp_path / "run", "x: 1\n")
+    run.write_metrics(1, tally.means())
+    run.write_samples(1, made.trajectories)
+    written = {math.nan: "NaN", math.inf: "Infinity", -math.inf: "-Infinity"}
+    said = next(text for value, text in written.items() if str(value) == str(reward))
+    assert {record["reward"] for record in read_samples(run.path, 1)} == {said, 0.0, 1.0}
+    assert not math.isfinite(read_metrics(run.path)[0]["reward/right"])
+    assert evaluation_tally(made.groups, 0.5, greedy=True).means()["eval/prompts"] == 4

@@ -48,6 +48,15 @@ def make_trajectory(response: str = "4", reward: float | None = 1.0, answer: obj
     )
 
 
+def test_samples_say_what_a_filter_left_out(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", "x: 1\n")
+    kept, dropped, failed = make_trajectory(), make_trajectory(), make_trajectory(reward=None)
+    dropped.dropped_by, dropped.in_baseline = "overlong", False
+    run.write_samples(1, [kept, dropped, failed])
+    said = [(record["dropped_by"], record["in_baseline"]) for record in read_samples(run.path, 1)]
+    assert said == [(None, True), ("overlong", False), (None, False)]
+
+
 def test_create_writes_what_the_run_is_and_refuses_a_second_one(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "runs" / "a", "train: {steps: 3}\n", seeds={"run": 7})
     assert (run.path / "config.yaml").read_text() == "train: {steps: 3}\n"
