@@ -87,17 +87,19 @@ def _advantage(config: RLConfig, method: PolicyMethod, read: frozenset[str]) -> 
         groups = made_up_groups((4, 1, 3), has_critic)
         found = _asked(what, advantage, groups)
         of_single_responses = _asked(what, advantage, made_up_groups((1,) * 6, has_critic))
+        returns = _asked(f"returns() of '{name}'", method.returns, groups) if has_critic else None
     except ValueError as error:
         yield key, str(error)
         return
-    allowed = ((len(groups.rewards),), (len(groups.sequence),))
-    if getattr(found, "shape", None) not in allowed:
-        shape = tuple(found.shape) if hasattr(found, "shape") else f"a {type(found).__name__}"
+    responses, tokens = len(groups.rewards), len(groups.sequence)
+    if (shape := _shape(found)) not in ((responses,), (tokens,)):
         yield (
             key,
-            f"{what} gave {shape} for {allowed[0][0]} responses of {allowed[1][0]} tokens; it must give a tensor with "
-            "one number per response, or one per token",
+            f"{what} gave {shape} for {responses} responses of {tokens} tokens; it must give a tensor with one number "
+            "per response, or one per token",
         )
+    elif has_critic and (shape := _shape(returns)) != (tokens,):
+        yield key, f"returns() of '{name}' gave {shape} for {tokens} tokens; it must give a tensor with one number each"
     elif config.rollout.responses_per_prompt == 1 and not bool(of_single_responses.any()):
         who = f"'{name}'" if named is None else f"the advantage '{named.function}'"
         yield (
@@ -181,6 +183,10 @@ def _critic(config: RLConfig, has_critic: bool) -> Iterator[Problem]:
             "critic.warmup_steps",
             f"{critic.warmup_steps} must be below train.steps {config.train.steps}, or the policy is never trained",
         )
+
+
+def _shape(found: Any) -> Any:
+    return tuple(found.shape) if hasattr(found, "shape") else f"a {type(found).__name__}"
 
 
 def _asked(what: str, question: Callable[..., Any], *given: Any) -> Any:

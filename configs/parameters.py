@@ -46,9 +46,7 @@ def model_of_function(function: Callable[..., Any]) -> type[BaseModel]:
     fields: dict[str, Any] = {}
     for name, parameter in list(inspect.signature(function).parameters.items())[1:]:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-            raise ValueError(
-                f"{function.__name__}: parameter '{name}' cannot be given by name; write each one out"
-            )
+            raise ValueError(f"{function.__name__}: parameter '{name}' cannot be given by name; write each one out")
         annotation, metadata = annotations.get(name, Any), {}
         if get_origin(annotation) is Annotated:
             annotation, *extras = get_args(annotation)

@@ -130,6 +130,22 @@ def test_made_up_records_keep_the_contract():
         assert math.isclose(float(groups.token_rewards.sum()), float(groups.rewards.sum()), rel_tol=1e-6)
 
 
-def test_shipped_methods_read_what_their_formulas_name():
-    assert reads(find_method("grpo")(find_method("grpo").Params())) == {"advantages", "old_logprobs"}
-    assert reads(find_method("sft")(find_method("sft").Params())) == set()
+PI_OLD, MU = {"advantages", "old_logprobs"}, {"advantages", "behavior_logprobs"}
+FORMULAS = {
+    "aipo": MU, "cispo": PI_OLD, "dapo": PI_OLD, "decoupled_ppo": PI_OLD | MU, "dr_grpo": PI_OLD, "grpo": PI_OLD,
+    "gspo": PI_OLD, "lite_ppo": PI_OLD, "p3o": MU, "ppo": PI_OLD | {"values"}, "reinforce": {"advantages"},
+    "reinforce_pp": PI_OLD, "rloo": {"advantages"}, "scale_rl": PI_OLD, "sft": set(), "soft_clip": PI_OLD,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_shipped_methods_read_what_their_formulas_name(name):
+    cls = find_method(name)
+    assert reads(cls(cls.Params())) == FORMULAS[name]
+
+
+def test_a_method_without_step_sums_weighs_single_tokens_one_by_one():
+    cls = find_method("cispo")
+    ratio = torch.tensor([6.0, 0.5], dtype=torch.float64)
+    assert gradient_weight(cls(cls.Params()), ratio.log(), 1.0) == pytest.approx([5.0, 0.5])
+    assert gradient_weight(cls(cls.Params()), ratio[1:].log(), 1.0) == pytest.approx([0.5])

@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs import yaml_text
+from configs.algorithm import listed
 from configs.load import ConfigError, load, method_for, run_directory, to_yaml
+from configs.rules import warnings_for
 from configs.schema import EvalConfig, RLConfig
 
 MINIMAL = """
@@ -51,6 +53,14 @@ def test_shipped_files_load_and_round_trip(file: Path, tmp_path: Path) -> None:
     again.write_text(to_yaml(config))
     assert load(again, schema) == config
     assert to_yaml(load(again, schema)) == to_yaml(config)
+
+
+def test_every_method_has_a_file_that_runs_it() -> None:
+    for name, entry in listed().items():
+        if entry.has_advantages:
+            config = load(Path("configs") / f"{name}.yaml", RLConfig)
+            assert config.algorithm.name == config.run.name == name
+            assert warnings_for(config) == []
 
 
 def test_evaluation_uses_the_held_out_prompts_of_the_training_job() -> None:
