@@ -85,7 +85,7 @@ class Trainer:
             if is_wanted:
                 saved.save_weights(self)
             found = self._update(batches)
-            is_skipped = found.totals.get("train/skipped_updates", 0) > 0
+            is_skipped = self.skipped_in_a_row > 0
             if is_skipped and not is_wanted:
                 saved.save_weights(self)  # a skipped update left them as they were
             if is_skipped or is_wanted:
