@@ -131,6 +131,12 @@ def rejects(correction: Callable[[PolicyTokens], Correction]) -> bool:
     return not bool(_corrected(correction).keep.all())
 
 
+def rejects_agreement(correction: Callable[[PolicyTokens], Correction]) -> bool:
+    """Whether a correction leaves out even a token on which trainer and engine agree, rho = 1."""
+    keep = _corrected(correction).keep
+    return not bool(keep[len(keep) // 2])
+
+
 def with_step_sums(method: PolicyMethod, tokens: PolicyTokens) -> PolicyTokens:
     """The tokens with the method's sums over the step, taken over these tokens alone."""
     with torch.no_grad():
@@ -140,7 +146,8 @@ def with_step_sums(method: PolicyMethod, tokens: PolicyTokens) -> PolicyTokens:
 
 
 def _corrected(correction: Callable[[PolicyTokens], Correction]) -> Correction:
-    """The answer for responses of one token whose rho runs from exp(-20) to exp(20), in fine steps around 1.
+    """The answer for responses of one token whose rho runs from exp(-20) to exp(20), in fine steps around 1,
+    which is in the middle.
 
     Raises:
         TypeError: it is no Correction of as many tokens.

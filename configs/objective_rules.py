@@ -30,6 +30,8 @@ def objective_problems(config: RLConfig) -> Iterator[Problem]:
     except ValueError as error:
         yield "algorithm.name", str(error)
         return
+    for field in sorted(read & {"ref_logprobs", "values"} - method.needs()):
+        yield "algorithm.name", f"the loss of '{name}' reads {field}, which its needs() must name to be given it"
     yield from _advantage(config, method, read)
     yield from _corrections(config, read)
     yield from _leash(config.objective)
@@ -109,7 +111,7 @@ def _advantage(config: RLConfig, method: PolicyMethod, read: frozenset[str]) -> 
 
 
 def _corrections(config: RLConfig, read: frozenset[str]) -> Iterator[Problem]:
-    from algs.probing import weighs
+    from algs.probing import rejects_agreement, weighs
 
     objective, name = config.objective, config.algorithm.name
     if objective.old_logprobs == "engine" and read >= {"old_logprobs", "behavior_logprobs"}:
@@ -143,6 +145,12 @@ def _corrections(config: RLConfig, read: frozenset[str]) -> Iterator[Problem]:
         try:
             if _asked(named.function, weighs, correction):
                 weighing.append(named.function)
+            if _asked(named.function, rejects_agreement, correction):
+                yield (
+                    f"objective.corrections.{index}",
+                    f"{named.function} leaves out even tokens on which trainer and engine agree (pi_old / mu = 1); "
+                    "choose bounds around 1",
+                )
         except ValueError as error:
             yield f"objective.corrections.{index}", str(error)
     if len(weighing) > 1:

@@ -18,6 +18,7 @@ from algs.probing import (
     made_up_tokens,
     reads,
     rejects,
+    rejects_agreement,
     silent_at_zero_advantage,
     weighs,
 )
@@ -114,6 +115,12 @@ def halved(t: PolicyTokens) -> Correction:
 def test_what_a_correction_does(correction, does_weigh, does_reject):
     assert weighs(correction) is does_weigh
     assert rejects(correction) is does_reject
+    assert not rejects_agreement(correction)
+
+
+def test_a_band_without_1_rejects_agreement():
+    assert rejects_agreement(functools.partial(corrections.token_mask, low=1.001))
+    assert rejects_agreement(functools.partial(corrections.geometric_mask, high=0.999))
 
 
 def test_made_up_records_keep_the_contract():

@@ -45,6 +45,10 @@ ENGINE = "objective.old_logprobs=engine"
             ["objective.kl={coef: 0.1, estimator: k1}"],
             "objective.kl.estimator: k1 in the loss holds nothing back: its gradient is 0 in expectation",
         ),
+        (
+            ["objective.corrections=[veto, {function: token_mask, params: {low: 5.0, high: 0.5}}]"],
+            "objective.corrections.1: token_mask leaves out even tokens on which trainer and engine agree",
+        ),
         (["objective.rejected_tokens=leave"], "objective.rejected_tokens: there is no correction"),
         ([method("ppo"), "objective.advantage=rloo"], "objective.advantage: 'ppo' has a critic"),
         (["objective.advantage=gae"], "objective.advantage: gae: advantage 'gae' needs a critic's values"),
@@ -135,6 +139,9 @@ class Bare(Plain):
     def advantages(self, groups): return groups.rewards[:-1]
 class Numbers(Plain):
     def advantages(self, groups): return groups.rewards.tolist()
+class Undeclared(Plain):
+    def advantages(self, groups): return groups.rewards
+    def loss(self, t): return TokenLoss(-t.advantages * t.logprobs + (t.logprobs - t.ref_logprobs) ** 2)
 class Critical(Plain):
     def needs(self): return frozenset({"values"})
     def advantages(self, groups): return groups.token_rewards
@@ -165,6 +172,10 @@ def own(tmp_path: Path, monkeypatch: Any) -> None:
             "algorithm.name: advantages() of 'my_rules_lab:Bare' gave (7,) for 8 responses of 15 tokens; it must",
         ),
         ([method("'my_rules_lab:Numbers'")], "advantages() of 'my_rules_lab:Numbers' gave a list for 8 responses"),
+        (
+            [method("'my_rules_lab:Undeclared'")],
+            "algorithm.name: the loss of 'my_rules_lab:Undeclared' reads ref_logprobs, which its needs() must name",
+        ),
         ([method("'my_rules_lab:Critical'")], "returns() of 'my_rules_lab:Critical' gave (8,) for 15 tokens"),
         (
             ["objective.corrections=[token_truncate, my_rules_lab:squared]"],
