@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+
+import numpy as np
 
 from algs.method import PolicyMethod
 from configs.schema import RLConfig
@@ -13,13 +15,19 @@ from orchestration.clock import StepClock
 from orchestration.cluster import Actors
 from orchestration.console import Console
 from orchestration.evaluation import evaluation_tally
+from orchestration.frozen import frozen_columns
 from orchestration.metrics import Tally
+from orchestration.refill import StepFeed
 from orchestration.rollout_actor import RewardFailures, refuse_failed_rewards, rollout_tally
-from orchestration.run_directory import RunDirectory
+from orchestration.run_directory import RunDirectory, checkpoints
 from orchestration.sync import prove, synchronise
 from orchestration.update import prepare_updates
-from rollouts.records import Group
+from rollouts.records import Group, Trajectory
 from rollouts.sampling import Sampling
+
+
+class NonFiniteError(RuntimeError):
+    """Too many updates in a row held an Inf or NaN."""
 
 
 class RLJob:
@@ -33,7 +41,11 @@ class RLJob:
         self.config, self.method, self.run, self.console = config, method, run, console
         self.trainers, self.rollouts = actors.trainers, actors.rollouts
         self.sampling = Sampling.of_rollout(config.rollout, run_seed=config.run.seed)
-        self.sampler = ShuffledPrompts(prompts.train, seed=config.run.seed)
+        self.sampler = ShuffledPrompts(
+            prompts.train, config.run.seed, config.data.retire_pass_rate, config.reward.pass_threshold,
+            config.rollout.prompts_per_step,
+        )  # fmt: skip
+        self.feed = StepFeed(config, self.rollouts, self.sampler, self.sampling, console.note)
         self.heldout = prompts.heldout[: config.eval.max_prompts]
         self.probes = prompts.train[: config.sync.probe_prompts]
         self.version = 0  # policy versions pushed to the engines
@@ -42,16 +54,16 @@ class RLJob:
         self.tally = Tally()
 
     def generate(self, step: int) -> list[Group]:
-        """Ask the step's prompts; groups come back whole and scored.
+        """Ask the step's prompts; groups come back whole, scored and filtered: `Group.trained` is what is in the loss.
 
         Raises: RewardFailures, after keeping the samples that the reward choked on.
         """
-        rollout = self.config.rollout
         with self._phase("generate"):
-            prompts = self.sampler.next(rollout.prompts_per_step)
-            made = self.rollouts.generate(prompts, rollout.responses_per_prompt, self.sampling, step, "train")
+            made, filtered = self.feed.gather(step)
         self.clock.move(made.reward_seconds, "generate", "reward")
-        self.tally.merge(rollout_tally(made.groups, self.config.reward.pass_threshold))
+        self.tally.merge(rollout_tally(made.groups, self.config.reward.pass_threshold)).merge(filtered)
+        if self.config.data.retire_pass_rate is not None:
+            self.tally.total("rollout/retired_prompts", len(self.sampler.retired))
         try:
             refuse_failed_rewards(made.trajectories, self.config.reward)
         except RewardFailures:
@@ -59,14 +71,34 @@ class RLJob:
             raise
         return made.groups
 
-    def train(self, groups: list[Group]) -> bool:
-        """Update the policy; False when no group had any variance, so that nothing changed."""
+    def train(self, step: int, groups: list[Group]) -> bool:
+        """Update the policy; False when no group had any signal, so that nothing changed.
+
+        Raises: NonFiniteError when too many updates in a row were skipped, after writing a checkpoint.
+        """
+        skipped_in_a_row = 0
         with self._phase("train"):
-            updates, prepared = prepare_updates(groups, self.method, self.config, self.version)
+            updates, prepared = prepare_updates(groups, self.method, self.config, self.version, self._frozen)
             self.tally.merge(prepared)
             if updates:
-                self.tally.merge(self.trainers.step(updates))
+                tally, skipped_in_a_row = self.trainers.step(updates, step)
+                self.tally.merge(tally)
+        if skipped_in_a_row >= self.config.train.max_skipped_in_a_row:
+            self.keep_samples(step, groups)
+            self.checkpoint(step)
+            raise NonFiniteError(
+                f"step {step}: {skipped_in_a_row} updates in a row had an Inf or NaN in a reward, advantage, loss or gradient and "
+                f"were skipped (train.max_skipped_in_a_row). The policy is as it was before them: "
+                f"{checkpoints(self.run.path)[-1]}. Look at the updates with: python -m orchestration.replay "
+                f"{self.run.path / 'replay'}"
+            )
         return bool(updates)
+
+    def _frozen(self, trajectories: list[Trajectory], names: Sequence[str]) -> dict[str, list[np.ndarray]]:
+        train = self.config.train
+        return frozen_columns(
+            self.trainers, trajectories, names, self.version, train.max_tokens_per_micro_batch, train.share_prompts
+        )
 
     def sync(self) -> None:
         """Bring the engines to the trainer's weights. Raises: ProbeFailed."""
