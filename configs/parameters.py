@@ -47,22 +47,22 @@ def model_of_function(function: Callable[..., Any]) -> type[BaseModel]:
     for name, parameter in list(inspect.signature(function).parameters.items())[1:]:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             raise ValueError(f"{function.__name__}: parameter '{name}' cannot be given by name; write each one out")
-        annotation, metadata = annotations.get(name, Any), {}
-        if get_origin(annotation) is Annotated:
-            annotation, *extras = get_args(annotation)
-            for extra in extras:
-                if isinstance(extra, Knob):
-                    metadata = {"help": extra.help, **extra.bounds}
+        annotation = annotations.get(name, Any)
+        knobs = [extra for extra in getattr(annotation, "__metadata__", ()) if isinstance(extra, Knob)]
+        metadata = {"help": knobs[0].help, **knobs[0].bounds} if knobs else {}
         default = {} if parameter.default is parameter.empty else {"default": parameter.default}
         fields[name] = _field(annotation, default, metadata)
     return create_model(f"{function.__name__} parameters", __config__=CLOSED, **fields)
 
 
 def _field(annotation: Any, default: dict[str, Any], metadata: dict[str, Any]) -> Any:
-    bounds = {key: value for key, value in metadata.items() if key in BOUNDS}
-    if get_origin(annotation) in (tuple, set, frozenset):
-        default = {**default, "strict": False}  # YAML has lists only
-    return annotation, Field(**default, description=metadata.get("help"), **bounds)
+    stated = {key: value for key, value in metadata.items() if key in BOUNDS}
+    if "help" in metadata:
+        stated["description"] = metadata["help"]
+    plain = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+    if get_origin(plain) in (tuple, set, frozenset):
+        stated["strict"] = False  # YAML has lists only
+    return annotation, Field(**default, **stated)
 
 
 def error_at(key: str, text: str, given: Any) -> ValidationError:

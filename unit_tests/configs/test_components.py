@@ -9,20 +9,23 @@ from typing import Any
 import pytest
 import torch
 
-from algs.find import functions
+from algs.find import find_function, functions
 from algs.probing import made_up_groups, made_up_tokens
 from algs.records import Correction
 from configs.components import advantage_for, aggregation_for, corrections_for
 from configs.load import ConfigError, load, method_for, to_yaml
+from configs.parameters import model_of_function
 from configs.schema import RLConfig
 
 OWN = """
 from typing import Annotated
 import torch
+from pydantic import Field
 from algs.method import knob
 from algs.records import Correction, Groups, PolicyTokens
 def doubled(groups: Groups, gain: Annotated[float, knob("How much.", gt=0)] = 2.0): return gain * groups.rewards
-def ranked(groups: Groups, band: tuple[float, float]): return groups.rewards.clamp(*band)
+def banded(groups: Groups, low: Annotated[float, Field(ge=0, description="Least.")] = 0.1): return groups.rewards - low
+def ranked(groups: Groups, band: Annotated[tuple[float, float], knob("Between.")]): return groups.rewards.clamp(*band)
 def open_ended(groups: Groups, **others: float): return groups.rewards
 def half(t: PolicyTokens, factor: float = 0.5):
     return Correction(torch.full_like(t.old_logprobs, factor), torch.ones_like(t.old_logprobs, dtype=torch.bool))
@@ -80,11 +83,32 @@ def test_defaults_are_filled_in_and_a_bare_name_will_do(tmp_path: Path) -> None:
         ("objective.advantage={params: {}}", "objective.advantage.function: is missing"),
         ("objective.advantage=my_objective_parts:open_ended", "open_ended: parameter 'others' cannot be given by name"),
         ("objective.advantage=my_objective_parts:ranked", "objective.advantage.params.band: is missing"),
+        (
+            "objective.advantage={function: my_objective_parts:doubled, params: {gain: 0}}",
+            "objective.advantage.params.gain: must be above 0.0; given 0",
+        ),
+        (
+            "objective.advantage={function: my_objective_parts:banded, params: {low: -1}}",
+            "objective.advantage.params.low: must be at least 0.0; given -1",
+        ),
         ("objective.corrections=token_mask", "objective.corrections: must be a list; given 'token_mask'"),
     ],
 )
 def test_mistakes_have_their_place(own: None, override: str, expected: str) -> None:
     assert expected in message(override)
+
+
+def test_help_comes_from_the_knob_or_from_pydantics_own_field(own: None) -> None:
+    def described(name: str, parameter: str) -> str | None:
+        return (
+            model_of_function(find_function("advantage", f"my_objective_parts:{name}"))
+            .model_fields[parameter]
+            .description
+        )
+
+    assert described("doubled", "gain") == "How much."
+    assert described("banded", "low") == "Least."
+    assert described("ranked", "band") == "Between."
 
 
 def test_what_the_trainer_gets(own: None) -> None:

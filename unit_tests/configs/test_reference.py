@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from algs.find import functions
 from configs import reference
 from configs.algorithm import find, has_advantages, listed
 from configs.messages import dotted_keys
+from configs.parameters import model_of_function
 from configs.schema import EvalConfig, RLConfig
 
 
@@ -28,3 +30,13 @@ def test_methods_are_listed_without_importing_them() -> None:
     for name, entry in listed().items():
         assert entry.has_advantages == has_advantages(find(name)), name
         assert entry.summary, f"{name} has no docstring"
+
+
+def test_every_advantage_and_correction_is_listed_with_its_parameters() -> None:
+    page = reference.page()
+    for kind in ("advantage", "correction"):
+        for name, function in functions(kind).items():
+            row = next(line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
+            for parameter, field in model_of_function(function).model_fields.items():
+                assert f"`{parameter}` (" in row and field.description and field.description in row
+    assert "| `varies` |" not in page and "| `whiten` |" not in page
