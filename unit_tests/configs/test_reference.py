@@ -39,4 +39,4 @@ def test_every_advantage_and_correction_is_listed_with_its_parameters() -> None:
             row = next(line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
             for parameter, field in model_of_function(function).model_fields.items():
                 assert f"`{parameter}` (" in row and field.description and field.description in row
-    assert "| `varies` |" not in page and "| `whiten` |" not in page
+    assert "| `varies` |" not in page  # takes groups, but is no advantage
