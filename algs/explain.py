@@ -170,7 +170,7 @@ def built(name: str, given: Sequence[str] = ()) -> PolicyMethod:
     try:
         cls = find_method(name)
     except ValueError as error:
-        near = difflib.get_close_matches(name, methods(), n=3, cutoff=0.4)
+        near = difflib.get_close_matches(name, methods(), n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(methods())}"
         raise ValueError(f"{error}; {hint}") from error
     params: Any = cls.Params

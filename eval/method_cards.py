@@ -12,6 +12,7 @@ import math
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from algs.explain import (
@@ -24,11 +25,11 @@ from algs.explain import (
     parts,
     weights,
 )
+from algs.find import find_method
 from algs.method import PolicyMethod
 from algs.probing import reads
 from configs.algorithm import listed
-from configs.load import load
-from configs.schema import RLConfig
+from configs.files import read_job
 from eval import method_plot
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -87,8 +88,9 @@ def written() -> dict[Path, str]:
 
 def stale() -> list[str]:
     """Names of the files that are not as they should be. The picture is compared by its numbers, to a hundredth."""
-    here = {path.name: path.read_text(encoding="utf-8") if path.is_file() else "" for path in written()}
-    should = {path.name: text for path, text in written().items()}
+    texts = written()
+    here = {path.name: path.read_text(encoding="utf-8") if path.is_file() else "" for path in texts}
+    should = {path.name: text for path, text in texts.items()}
     found = [name for name in should if not name.startswith("weights.") and here[name] != should[name]]
     if not _same(method_plot.from_csv(here["weights.csv"] or "r\n"), method_plot.from_csv(should["weights.csv"])):
         found.append("weights.csv")
@@ -145,7 +147,7 @@ def _advantage(method: type[PolicyMethod]) -> str:
 
 def _aggregation(name: str, method: type[PolicyMethod]) -> str:
     path = config_path(name)
-    configured = load(path, RLConfig).objective.aggregation if path.is_file() else None
+    configured = read_job(path)[0].get("objective", {}).get("aggregation") if path.is_file() else None
     differs = configured not in (None, method.aggregation)
     return f"`{method.aggregation}`" + (f" (`configs/{name}.yaml` sets `{configured}`)" if differs else "")
 
@@ -164,7 +166,7 @@ def _parameters(found: list[Parameter]) -> list[str]:
 
 def _linked(relatives: str) -> str:
     """Class names become links to their pages."""
-    pages = {type(built(name)).__name__: name for name in names()}
+    pages = {find_method(name).__name__: name for name in names()}
     pattern = re.compile(r"\b(" + "|".join(sorted(pages, key=len, reverse=True)) + r")\b(?= \()")
     return pattern.sub(lambda found: f"[{found[1]}]({pages[found[1]]}.md)", _cell(relatives))
 
@@ -178,13 +180,17 @@ def _tests(name: str) -> list[str]:
     own = TESTS / "algs" / f"test_{name}.py"
     lines = [f"- {said}" for _, said in test_functions(own)] if own.is_file() else []
     lines = [f"[unit_tests/algs/test_{name}.py](../../unit_tests/algs/test_{name}.py)", "", *lines, ""] if lines else []
-    every = [
+    return [*lines, "Every method passes:", "", *_tests_of_all()]
+
+
+@cache
+def _tests_of_all() -> list[str]:
+    return [
         f"- {said} ([{path.name}](../../{path.relative_to(ROOT)}))"
         for path in sorted(TESTS.rglob("test_*.py"))
         for decorators, said in test_functions(path)
         if EVERY_METHOD in decorators
     ]
-    return lines + (["Every method passes:", "", *every] if every else [])
 
 
 def test_functions(path: Path) -> Iterator[tuple[set[str], str]]:

@@ -1,0 +1,111 @@
+"""docs/methods: cards, index and picture are what the code says, and the pages name only what exists."""
+
+import re
+
+import pytest
+
+from algs.explain import built, parameters, weights
+from configs.messages import dotted_keys
+from configs.schema import RLConfig
+from eval import method_cards, method_plot
+from eval.method_cards import BEGIN, PAGES, ROOT
+from orchestration.metrics import METRICS, definition
+
+PAGED = method_cards.names()
+SECTIONS = ("## Objective", "## When to use it", "## What to watch", "## As in the paper, and not", "## Card")
+# parameters under which a method reports all it can
+TALKATIVE = {"ppo": ["dual_clip=3"]}
+
+
+def page(name: str) -> str:
+    return (PAGES / f"{name}.md").read_text(encoding="utf-8")
+
+
+def test_nothing_is_stale():
+    assert method_cards.stale() == [], "run: python -m eval.method_cards"
+
+
+def test_staleness_is_seen(tmp_path, monkeypatch):
+    """A word in a card or the index, a number behind the picture, a word in the picture: each is noticed."""
+    for path in PAGES.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    monkeypatch.setattr(method_cards, "PAGES", tmp_path)
+
+    def change(file: str, old: str, new: str) -> None:
+        text = (tmp_path / file).read_text(encoding="utf-8")
+        before, found, after = text.rpartition(old)
+        assert found
+        (tmp_path / file).write_text(before + new + after, encoding="utf-8")
+
+    change("grpo.md", "ratio", "rato")
+    change("README.md", "2402.03300", "2402.03301")
+    change("weights.svg", "A = +1", "A = 1")
+    assert method_cards.stale() == ["grpo.md", "README.md", "weights.svg"]
+    change("weights.csv", "\n1,", "\n1,7")
+    assert method_cards.stale() == ["grpo.md", "README.md", "weights.csv"]
+
+
+def test_a_missing_page_or_card_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(method_cards, "PAGES", tmp_path)
+    with pytest.raises(ValueError, match=r"aipo\.md is missing"):
+        method_cards.written()
+    (tmp_path / "aipo.md").write_text("# AIPO\n")
+    with pytest.raises(ValueError, match="no place for its card"):
+        method_cards.written()
+
+
+def test_picture_survives_its_numbers():
+    """The same numbers draw the same picture, and the table reads back as it was written."""
+    curves = method_plot.curves(["grpo", "cispo"])
+    assert method_plot.from_csv(method_plot.to_csv(curves)) == curves
+    assert method_plot.to_svg(curves) == method_plot.to_svg(method_plot.from_csv(method_plot.to_csv(curves)))
+    assert method_plot.alike(method_plot.curves(["grpo", "cispo", "scale_rl"])) == [["grpo"], ["cispo", "scale_rl"]]
+    near_six = method_plot.RATIOS.index(6.0256)
+    assert curves["cispo"][0][near_six] == 5 and curves["grpo"][0][near_six] == 0
+
+
+@pytest.mark.parametrize("name", PAGED)
+def test_page_is_complete(name):
+    """Sections in order, typeset formulas, paper, code, the command that runs it, and each parameter in the table."""
+    text = page(name)
+    places = [text.find(f"\n{section}\n") for section in SECTIONS]
+    assert -1 not in places and places == sorted(places), SECTIONS
+    by_hand = text.partition(BEGIN)[0]
+    assert by_hand.count("$$") >= 2 and by_hand.count("$$") % 2 == 0
+    assert f"`python main_rl.py --config configs/{name}.yaml`" in by_hand
+    assert f"](../../algs/{name}.py)" in by_hand
+    for parameter in parameters(built(name)):
+        assert f"`algorithm.{parameter.name}`" in by_hand, parameter.name
+
+
+@pytest.mark.parametrize("name", PAGED)
+def test_metrics_on_the_page_exist(name):
+    """Each is defined, and a method's own is one that its loss reports."""
+    mine = {f"method/{metric}" for metric in weights(built(name, TALKATIVE.get(name, ()))).metrics}
+    groups = "|".join(sorted({metric.split("/")[0] for metric in METRICS}))
+    named = re.findall(rf"`((?:{groups})/[\w<>/]+)`", page(name))
+    assert len(set(named)) >= 2
+    for metric in named:
+        definition(metric)
+        assert metric in METRICS or not metric.startswith(("train/", "rollout/", "critic/", "objective/", "eval/")), (
+            metric
+        )
+        if metric.startswith("method/"):
+            assert metric in mine, f"{name} does not report {metric}"
+
+
+@pytest.mark.parametrize("name", PAGED)
+def test_keys_on_the_page_exist(name):
+    """Every dotted configuration key in the page's text is one of the schema's or of the method's parameters."""
+    keys = set(dotted_keys(RLConfig)) | {f"algorithm.{p.name}" for p in parameters(built(name))}
+    blocks = "|".join(RLConfig.model_fields)
+    for key in re.findall(rf"`((?:{blocks})\.[a-z_.]+)\b", page(name)):
+        assert key in keys or key in RLConfig.model_fields or any(k.startswith(f"{key}.") for k in keys), key
+
+
+def test_tests_on_a_card_are_those_of_the_files():
+    """A method's own tests and those that every method passes, by what their docstrings say."""
+    own = ROOT / "unit_tests" / "algs" / "test_cispo.py"
+    said = [text for _, text in method_cards.test_functions(own)]
+    assert said and all(f"- {text}\n" in page("cispo") for text in said)
+    assert "test_invariance.py" in page("cispo")

@@ -1,0 +1,165 @@
+"""python -m algs.explain: the docstring taken apart, parameters set, and the table of weights."""
+
+import math
+import re
+
+import pytest
+import torch
+
+from algs import explain
+from algs.explain import advantage, built, explanation, methods, parameters, parts, weights
+from algs.find import find_method
+from algs.method import MethodParams, PolicyMethod, param
+from algs.records import Groups, PolicyTokens, TokenLoss
+
+RL_METHODS = [name for name in methods() if name != "sft"]
+
+
+class Doubled(PolicyMethod):
+    """Doubled REINFORCE (Nobody 2026, arXiv 2601.00001, equation 2).
+
+        A = R
+        loss = -scale
+               A log pi
+
+    One paragraph
+    over two lines.
+
+    Another.
+    Differs from the paper by: everything;
+    and more.
+    Relatives: REINFORCE (scale 1), RLOO
+    (a baseline).
+    """
+
+    class Params(MethodParams):
+        scale: float = param(2.0, "Multiplies.", gt=0, le=4)
+        count: int = param(1, "Counts.", ge=1)
+        empty: float | None = param(None, "Nothing.")
+        flag: bool = param(False, "A flag.")
+
+    params: Params
+
+    def advantages(self, groups: Groups) -> torch.Tensor:
+        return self.centred(groups)
+
+    def centred(self, groups: Groups) -> torch.Tensor:
+        return groups.rewards
+
+    def loss(self, t: PolicyTokens) -> TokenLoss:
+        return TokenLoss(-self.params.scale * t.advantages * t.logprobs, {"seen": t.advantages})
+
+
+class Inherited(Doubled):
+    """No formula."""
+
+    def centred(self, groups: Groups) -> torch.Tensor:
+        from algs import advantages
+
+        return advantages.rloo(groups)
+
+
+def test_docstring_is_taken_apart():
+    """Title, formula with its lines, paragraphs as one line each, deviations, relatives."""
+    doc = parts(Doubled)
+    assert doc.title == "Doubled REINFORCE (Nobody 2026, arXiv 2601.00001, equation 2)"
+    assert doc.formula == "A = R\nloss = -scale\n       A log pi"
+    assert doc.text == ("One paragraph over two lines.", "Another.")
+    assert doc.deviations == ("Differs from the paper by: everything; and more.",)
+    assert doc.relatives == "REINFORCE (scale 1), RLOO (a baseline)."
+    assert explain.papers(Doubled) == ["https://arxiv.org/abs/2601.00001"]
+
+
+@pytest.mark.parametrize("name", RL_METHODS)
+def test_every_method_says_what_it_is(name):
+    """A paper (a year at least), a formula with a loss, what differs from the paper, relatives that exist."""
+    doc = parts(find_method(name))
+    classes = {find_method(other).__name__ for other in methods()}
+    assert re.search(r"\((.+ )?\d{4}\b.*\)$", doc.title), doc.title
+    assert "loss" in doc.formula and "=" in doc.formula
+    assert any(text.startswith("Differs from the paper by:") for text in doc.deviations)
+    named = re.findall(r"(\w+) \(", doc.relatives)
+    assert named and set(named) <= classes, named
+
+
+def test_own_advantage_is_found_through_own_functions():
+    """The first function of algs/advantages.py that is called, itself or by way of the class; else it is its own."""
+    assert advantage(Doubled) == "its own (Doubled.advantages)"
+    assert advantage(Inherited) == "rloo"
+    assert advantage(find_method("ppo")) == "gae"
+    assert advantage(find_method("sft")).startswith("none")
+
+
+def expected_weight(name: str, r: float, a: int, ess: float = 0.0) -> float:
+    """By hand, from the formulas, under default parameters."""
+    low, high = {"dapo": (0.8, 1.28), "gspo": (1 - 3e-4, 1 + 4e-4)}.get(name, (0.8, 1.2))
+    if name in ("reinforce", "rloo"):
+        return a
+    if name in ("cispo", "scale_rl", "aipo"):
+        return min(r, 2.0 if name == "aipo" else 5.0) * a
+    if name == "p3o":
+        return min(r, ess) * a - (1 - ess) * r * math.log(r)
+    if name == "soft_clip":
+        tau = 1.0 if a > 0 else 1.05
+        gate = 1 / (1 + math.exp(-tau * (r - 1)))
+        return 4 * gate * (1 - gate) * r * a
+    return 0.0 if (a > 0 and r > high + 1e-9) or (a < 0 and r < low - 1e-9) else r * a
+
+
+@pytest.mark.parametrize("name", RL_METHODS)
+def test_table_is_the_formula(name):
+    """The weight on grad log pi at each ratio of the table, for A = +1 and -1."""
+    rho = torch.tensor(explain.RATIOS, dtype=torch.float64)
+    ess = float(rho.sum() ** 2 / (len(rho) * rho.square().sum()))
+    table = weights(built(name))
+    for i, r in enumerate(table.ratios):
+        if not (name == "dapo" and r == 1.28) and r not in (0.8, 1.2):  # on the bound itself either slope is right
+            assert table.positive[i].item() == pytest.approx(expected_weight(name, r, 1, ess), rel=1e-5, abs=1e-7)
+            assert table.negative[i].item() == pytest.approx(expected_weight(name, r, -1, ess), rel=1e-5, abs=1e-7)
+    assert table.step_metrics == ({"ess": pytest.approx(ess)} if name == "p3o" else {})
+
+
+@pytest.mark.parametrize("name", methods())
+def test_every_method_is_explained(name):
+    """The screen holds its parameters, the ratios, the aggregation; P3O's also the table's own ESS."""
+    text = explanation(name, built(name))
+    assert all(f"  {p.name} = {p.value}" in text for p in parameters(built(name)))
+    assert len(re.findall(r"^ +[\d.]+( +-?[\d.]+){2}$", text, re.MULTILINE)) == len(explain.RATIOS)
+    assert find_method(name).aggregation in text
+    assert ("ess over the tokens of this table: 0.457" in text) == (name == "p3o")
+
+
+def test_parameters_are_set():
+    """--set changes the table: the cap is the largest weight, dual clip ends the slope of punished tokens."""
+    assert weights(built("cispo", ["ratio_cap=3"])).positive.max().item() == pytest.approx(3)
+    assert weights(built("ppo", ["dual_clip=3", "whiten=false"])).negative.min().item() > -3
+    assert built("ppo", ["vf_clip=null", "clip_high=1e-1"]).params.vf_clip is None
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "complaint"),
+    [
+        ("grppo", [], "did you mean grpo"),
+        ("nothing_like_it", [], "there are: aipo, cispo"),
+        ("grpo", ["clip_hihg=1"], "did you mean clip_high"),
+        ("grpo", ["clip_high"], "has no parameter|must be|key=value"),
+        ("grpo", ["clip_high=-1"], "must be >= 0"),
+        ("grpo", ["clip_high=abc"], "must be float"),
+        ("grpo", ["clip_high=true"], "must be float"),
+        ("gspo", ["level=word"], "must be sequence or token"),
+        ("ppo", ["whiten=1"], "must be bool"),
+        ("cispo", ["ratio_floor=9"], "above ratio_cap"),
+        ("my_lab.nowhere:Mine", [], "there is no module my_lab"),
+    ],
+)
+def test_mistakes_are_explained(name, given, complaint, capsys):
+    """Exit code 1 and one message with the way out, no traceback."""
+    assert explain.main([name, *(part for item in given for part in ("--set", item))]) == 1
+    assert re.search(complaint, capsys.readouterr().err)
+
+
+def test_without_a_name_the_methods_are_listed(capsys):
+    assert explain.main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == methods() == sorted(methods())
+    assert {"grpo", "sft", "p3o"} <= set(methods()) and not {"explain", "method", "kl"} & set(methods())
