@@ -7,12 +7,9 @@ A card at the end of each method's page, the index docs/methods/README.md, and t
 from __future__ import annotations
 
 import argparse
-import ast
 import math
 import re
 import sys
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 from algs.explain import (
@@ -30,11 +27,10 @@ from algs.method import PolicyMethod
 from algs.probing import reads
 from configs.algorithm import listed
 from configs.files import read_job
-from eval import method_plot
+from eval import method_plot, method_tests
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs" / "methods"
-TESTS = ROOT / "unit_tests"
 BEGIN = "<!-- card: generated, see eval/method_cards.py -->"
 END = "<!-- /card -->"
 EVERY_METHOD = (
@@ -134,7 +130,7 @@ def card(name: str) -> str:
     ]
     lines += [f"| reads | {read} |", f"| metrics | {metrics} |", f"| relatives | {_linked(doc.relatives)} |", ""]
     lines += _parameters(parameters(method))
-    lines += ["What its tests prove:", "", *_tests(name)]
+    lines += ["### What tests prove of it", "", *_tests(name)]
     return "\n".join(lines) + "\n"
 
 
@@ -176,30 +172,17 @@ def _cell(text: str) -> str:
 
 
 def _tests(name: str) -> list[str]:
-    """The method's own tests, then those that every method passes; each by the first line of its docstring."""
-    own = TESTS / "algs" / f"test_{name}.py"
-    lines = [f"- {said}" for _, said in test_functions(own)] if own.is_file() else []
-    lines = [f"[unit_tests/algs/test_{name}.py](../../unit_tests/algs/test_{name}.py)", "", *lines, ""] if lines else []
-    return [*lines, "Every method passes:", "", *_tests_of_all()]
+    own, about = method_tests.own(name), method_tests.about(name)
+    lines = [f"- {test.says}" for test in own]
+    if own:
+        lines = [f"Its own ([test_{name}.py](../../{own[0].path})):", "", *lines, ""]
+    if about:
+        lines += ["With others:", "", *_cited(about), ""]
+    return [*lines, "Every method:", "", *_cited(method_tests.of_all())]
 
 
-@cache
-def _tests_of_all() -> list[str]:
-    return [
-        f"- {said} ([{path.name}](../../{path.relative_to(ROOT)}))"
-        for path in sorted(TESTS.rglob("test_*.py"))
-        for decorators, said in test_functions(path)
-        if EVERY_METHOD in decorators
-    ]
-
-
-def test_functions(path: Path) -> Iterator[tuple[set[str], str]]:
-    """(names used in its decorators, the first line of its docstring, or its name in words) of each test of a file."""
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-            used = {inner.id for item in node.decorator_list for inner in ast.walk(item) if isinstance(inner, ast.Name)}
-            said = (ast.get_docstring(node) or node.name.removeprefix("test_").replace("_", " ")).split("\n\n")[0]
-            yield used, " ".join(said.split())
+def _cited(tests: list[method_tests.Test]) -> list[str]:
+    return [f"- {test.says} ([{Path(test.path).name}](../../{test.path}))" for test in tests]
 
 
 def index() -> str:

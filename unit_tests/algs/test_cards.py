@@ -1,5 +1,6 @@
 """docs/methods: cards, index and picture are what the code says, and the pages name only what exists."""
 
+import ast
 import re
 
 import pytest
@@ -7,8 +8,8 @@ import pytest
 from algs.explain import built, parameters, weights
 from configs.messages import dotted_keys
 from configs.schema import RLConfig
-from eval import method_cards, method_plot
-from eval.method_cards import BEGIN, PAGES, ROOT
+from eval import method_cards, method_plot, method_tests
+from eval.method_cards import BEGIN, PAGES
 from orchestration.metrics import METRICS, definition
 
 PAGED = method_cards.names()
@@ -104,8 +105,41 @@ def test_keys_on_the_page_exist(name):
 
 
 def test_tests_on_a_card_are_those_of_the_files():
-    """A method's own tests and those that every method passes, by what their docstrings say."""
-    own = ROOT / "unit_tests" / "algs" / "test_cispo.py"
-    said = [text for _, text in method_cards.test_functions(own)]
-    assert said and all(f"- {text}\n" in page("cispo") for text in said)
-    assert "test_invariance.py" in page("cispo")
+    """A method's own tests, those that name it elsewhere, and those that every method passes, by their docstrings."""
+    card = page("rloo").partition(BEGIN)[2]
+    own, about, of_all = method_tests.own("rloo"), method_tests.about("rloo"), method_tests.of_all()
+    assert len(own) >= 3 and {test.path for test in own} == {"unit_tests/algs/test_rloo.py"}
+    assert "unit_tests/algs/test_identities.py" in {test.path for test in about}
+    assert "unit_tests/algs/test_invariance.py" in {test.path for test in of_all}
+    assert all(f"- {test.says}" in card for test in [*own, *about, *of_all])
+    assert not [test for test in method_tests.own("p3o") if test.says in card]
+
+
+SOURCE = """
+LIST = ["aipo", "ppo"]
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one(name):
+    'Says\\n    this.\\n\\n    Not this.'
+
+@pytest.mark.parametrize("grpo", [*LIST, "gspo"])
+@given(st.sampled_from(["p3o"]))
+def test_two_things(grpo):
+    make("rloo")
+
+@pytest.mark.parametrize("name", LIST[:1])
+def test_three(name):
+    pass
+
+def helper():
+    make("cispo")
+"""
+
+
+def test_tests_are_read_off_their_syntax():
+    """Names in the body, in the parameters and in lists they are made of count; a slice's content is not guessed."""
+    one, two, three = method_tests._tests(ast.parse(SOURCE), "unit_tests/test_x.py")
+    assert (one.says, one.every_method) == ("Says this.", True)
+    assert (two.says, two.every_method) == ("two things", False)
+    assert two.words == {"aipo", "ppo", "gspo", "p3o", "rloo"}
+    assert three.words == set()
