@@ -83,6 +83,7 @@ def prepare_updates(
     `frozen` asks the trainers for what must be known before the step's first update.
     """
     updates, tally = [], Tally()
+    groups = [g for g in groups if g.trained]  # what filters left out whole must not make the shares uneven
     objective = TokenObjective(method, config.objective)
     names = objective.frozen_columns(config.train.updates_per_step)
     share = max(1, -(-len(groups) // config.train.updates_per_step))
