@@ -1,0 +1,117 @@
+"""The trainer's gradient does not depend on micro-batches, packing, order or ranks: every method, every aggregation."""
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from algs.aggregation import MODES, token_weights
+from configs import algorithm
+from data_feeds.packing import pack
+from orchestration.devices import free_port
+from rollouts.records import Prompt, Trajectory
+from unit_tests.tiny_model import WORDS, write_tiny_model
+
+HERE = Path(__file__).parent
+SIZES = [3, 1, 2]
+METHODS = [name for name, listed in algorithm.listed().items() if listed.has_advantages]
+ROUND = {  # what stands around a method's loss
+    "kl and entropy": {"kl": {"coef": 0.1}, "entropy_coef": 0.01},
+    "corrections": {"corrections": ["token_mask", {"function": "geometric_mask", "params": {"low": 0.8, "high": 1.2}}]},
+}
+CASES = [(name, "separate", {"aggregation": mode}) for name in METHODS for mode in MODES]
+CASES += [("ppo", "shared", {"aggregation": mode}) for mode in MODES]
+CASES += [("grpo", "separate", {"aggregation": "token_mean", **around}) for around in ROUND.values()]
+LAYOUTS = {  # ranks, reversed order, token budget, shared prompts
+    "one micro-batch": (1, False, 10**6, True),
+    "split": (1, True, 12, False),
+    "two ranks": (2, True, 14, True),
+}
+
+
+def batch():
+    """Trajectories of three groups, and per-token columns a step would have frozen."""
+    rng = np.random.default_rng(5)
+    made, columns = [], {name: [] for name in ("advantages", "old_logprobs", "ref_logprobs", "old_values", "returns")}
+    for group, size in enumerate(SIZES):
+        prompt = rng.integers(0, len(WORDS), 3 + group).astype(np.int32)
+        for sample in range(size):
+            n = int(rng.integers(1, 8))
+            mu = rng.normal(-3.3, 0.3, n).astype(np.float32)
+            made.append(
+                Trajectory(
+                    Prompt(f"p{group}", []), f"g{group}", sample, prompt,
+                    token_ids=rng.integers(0, len(WORDS), n).astype(np.int32), behavior_logprobs=mu,
+                    versions=np.zeros(n, np.int32), is_action=np.ones(n, np.bool_), turn=np.zeros(n, np.int32),
+                )
+            )  # fmt: skip
+            for name, middle in (
+                ("advantages", 0),
+                ("old_logprobs", mu),
+                ("ref_logprobs", mu),
+                ("old_values", 0),
+                ("returns", 0.5),
+            ):
+                columns[name].append((middle + rng.normal(0, 0.3, n)).astype(np.float32))
+    return made, columns
+
+
+def packed(made, columns, mode, order, budget, ranks, share):
+    groups = np.repeat(np.arange(len(SIZES)), SIZES)[order]
+    lengths = torch.tensor([made[i].action_tokens for i in order])
+    weights = token_weights(mode, lengths, torch.tensor(groups), 8).numpy()
+    own = {name: [values[i] for i in order] for name, values in columns.items()}
+    return pack(
+        [made[i] for i in order], groups, own.pop("advantages"), weights, 0, budget, ranks, share, columns=own
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def gradients(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("family")
+    torch.manual_seed(0)
+    write_tiny_model(folder / "model")
+    made, columns = batch()
+    plan = {1: [], 2: []}
+    for case, (name, kind, objective) in enumerate(CASES):
+        for layout, (ranks, is_reversed, budget, share) in LAYOUTS.items():
+            order = list(range(len(made)))[:: -1 if is_reversed else 1]
+            per_rank = packed(made, columns, objective["aggregation"], order, budget, ranks, share)
+            assert len(per_rank[0]) > 1 or layout == "one micro-batch"
+            plan[ranks].append((case, layout, name, kind, objective, per_rank))
+    (folder / "packed.pkl").write_bytes(pickle.dumps(plan))
+    found = {}
+    for ranks in (1, 2):
+        port, environment = str(free_port()), {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
+        processes = [
+            subprocess.Popen(
+                [sys.executable, str(HERE / "family_rank.py"), str(folder), str(rank), str(ranks), port],
+                env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            )
+            for rank in range(ranks)
+        ]  # fmt: skip
+        outputs = [process.communicate(timeout=240)[0] for process in processes]
+        assert all(process.returncode == 0 for process in processes), "\n".join(outputs)[-4000:]
+        found.update(torch.load(folder / f"gradients_{ranks}_0.pt"))
+    return found
+
+
+@pytest.mark.parametrize(
+    "case", range(len(CASES)), ids=lambda i: "-".join(map(str, (*CASES[i][:2], *CASES[i][2].values())))
+)
+def test_the_gradient_is_the_same_for_any_split_order_packing_and_ranks(gradients, case):
+    whole = gradients[case, "one micro-batch"]
+    largest = max(float(g.abs().max()) for g in whole.values())
+    assert largest > 1e-4, "nothing has a gradient: the test shows nothing"
+    for layout in LAYOUTS:
+        other = gradients[case, layout]
+        assert other.keys() == whole.keys()
+        for name, expected in whole.items():
+            torch.testing.assert_close(other[name], expected, rtol=1e-4, atol=2e-5 * largest, msg=f"{layout}: {name}")
+    has_critic = CASES[case][0] == "ppo"
+    assert any("value_head" in name for name in whole) == has_critic
