@@ -9,8 +9,9 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SHARED = "method_checks"  # unit_tests/algs/method_checks.py: a file that imports from it tests methods
-EVERY_METHOD = "NAMES"  # the list in there; a test parametrised over it is one that every method passes
+# A test parametrised over one of these, or over a list made of it, is one that every method passes: the list in
+# unit_tests/algs/method_checks.py, and configs.algorithm.listed().
+EVERY_METHOD = {"NAMES", "listed"}
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ def tests() -> tuple[Test, ...]:
     found: list[Test] = []
     for path in sorted((ROOT / "unit_tests").rglob("test_*.py")):
         source = path.read_text(encoding="utf-8")
-        if SHARED in source:
+        if "method_checks" in source or "listed()" in source:
             found += _tests(ast.parse(source), str(path.relative_to(ROOT)))
     return tuple(found)
 
@@ -55,9 +56,9 @@ def _is_a_methods_own(path: str) -> bool:
 
 
 def _tests(module: ast.Module, path: str) -> Iterator[Test]:
-    lists = {
+    assigned = {
         target.id: node.value
-        for node in module.body
+        for node in reversed(module.body)  # the first assignment of a name wins
         if isinstance(node, ast.Assign)
         for target in node.targets
         if isinstance(target, ast.Name)
@@ -65,16 +66,36 @@ def _tests(module: ast.Module, path: str) -> Iterator[Test]:
     for node in module.body:
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
             parameters = [item for decorator in node.decorator_list for item in _parametrised(decorator)]
-            names = {inner.id for item in parameters for inner in _unsliced(item) if isinstance(inner, ast.Name)}
-            nodes: list[ast.AST] = [*node.body, *parameters, *(lists[name] for name in sorted(names) if name in lists)]
+            reached = _reached(parameters, assigned)
             says = (ast.get_docstring(node) or node.name.removeprefix("test_").replace("_", " ")).split("\n\n")[0]
             words = {
                 inner.value
-                for item in nodes
+                for item in (*node.body, *reached)
                 for inner in ast.walk(item)
                 if isinstance(inner, ast.Constant) and isinstance(inner.value, str)
             }
-            yield Test(path, " ".join(says.split()), EVERY_METHOD in names, frozenset(words))
+            is_of_all = any(EVERY_METHOD & _names(item) for item in reached)
+            yield Test(path, " ".join(says.split()), is_of_all, frozenset(words))
+
+
+def _reached(parameters: list[ast.expr], assigned: dict[str, ast.expr]) -> list[ast.expr]:
+    """The parameters' values, and what the names in them stand for at the top of the file, and so on."""
+    found: list[ast.expr] = []
+    waiting = list(parameters)
+    while waiting:
+        item = waiting.pop()
+        if item not in found:
+            found.append(item)
+            waiting += [assigned[name] for name in _names(item) if name in assigned]
+    return found
+
+
+def _names(item: ast.expr) -> set[str]:
+    """Names and attributes in an expression."""
+    inner = list(_unsliced(item))
+    return {node.id for node in inner if isinstance(node, ast.Name)} | {
+        node.attr for node in inner if isinstance(node, ast.Attribute)
+    }
 
 
 def _parametrised(decorator: ast.expr) -> list[ast.expr]:

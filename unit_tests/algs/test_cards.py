@@ -132,6 +132,13 @@ def test_two_things(grpo):
 def test_three(name):
     pass
 
+METHODS = [name for name in algorithm.listed()]
+CASES = [(name, mode) for name in METHODS for mode in MODES]
+
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_four(case):
+    pass
+
 def helper():
     make("cispo")
 """
@@ -139,8 +146,8 @@ def helper():
 
 def test_tests_are_read_off_their_syntax():
     """Names in the body, in the parameters and in lists they are made of count; a slice's content is not guessed."""
-    one, two, three = method_tests._tests(ast.parse(SOURCE), "unit_tests/test_x.py")
+    one, two, three, four = method_tests._tests(ast.parse(SOURCE), "unit_tests/test_x.py")
     assert (one.says, one.every_method) == ("Says this.", True)
     assert (two.says, two.every_method) == ("two things", False)
     assert two.words == {"aipo", "ppo", "gspo", "p3o", "rloo"}
-    assert three.words == set()
+    assert three.words == set() and four.every_method and not three.every_method
