@@ -83,6 +83,11 @@ class RLJob:
             if updates:
                 tally, skipped_in_a_row = self.trainers.step(updates, step)
                 self.tally.merge(tally)
+        if skipped_in_a_row:
+            self.console.warning(
+                f"step {step}: an update held an Inf or NaN and was skipped ({skipped_in_a_row} in a row); it is kept in "
+                f"{self.run.path / 'replay'}"
+            )
         if skipped_in_a_row >= self.config.train.max_skipped_in_a_row:
             self.keep_samples(step, groups)
             self.checkpoint(step)

@@ -16,6 +16,14 @@ CPU_KV_CACHE_BYTES = GIB  # what a CPU engine reserves unless rollout.engine.kv_
 
 
 @dataclass(frozen=True)
+class SecondModels:
+    """What a trainer rank holds beside the policy."""
+
+    reference: bool = False  # frozen
+    critic: bool = False  # trained, with an optimizer of its own
+
+
+@dataclass(frozen=True)
 class MemoryEstimate:
     """Bytes by purpose; `trainer` is per rank, `engine` per engine."""
 
@@ -33,7 +41,7 @@ class MemoryEstimate:
         return sum(self.engine.values())
 
 
-def estimate(config: RLConfig | EvalConfig, model: ModelFacts, needs_reference: bool, device: str) -> MemoryEstimate:
+def estimate(config: RLConfig | EvalConfig, model: ModelFacts, has: SecondModels, device: str) -> MemoryEstimate:
     """Memory of a job on `device` ("cpu" or "cuda")."""
     width = BYTES[config.model.dtype]
     weights = model.parameters * width
@@ -47,14 +55,14 @@ def estimate(config: RLConfig | EvalConfig, model: ModelFacts, needs_reference: 
     tokens *= config.data.max_prompt_tokens + rollout.max_new_tokens
     kept = min(checkpoint.keep + 1, 1 + config.train.steps // checkpoint.every) if checkpoint.every else 1
     return MemoryEstimate(
-        trainer=_trainer(config, model, weights, width, needs_reference),
+        trainer=_trainer(config, model, weights, width, has),
         engine=_engine(model, weights, width, tokens // rollout.engines, rollout.engine, device),
         sync=weights,
         checkpoints=kept * weights,
     )
 
 
-def _trainer(config: RLConfig, model: ModelFacts, weights: int, width: int, needs_reference: bool) -> dict[str, int]:
+def _trainer(config: RLConfig, model: ModelFacts, weights: int, width: int, has: SecondModels) -> dict[str, int]:
     """Per rank: ZeRO 1 shards the optimizer's state, 2 also the gradients, 3 also the weights."""
     train = config.train
     shards = {stage: train.ranks if train.zero_stage >= stage else 1 for stage in (1, 2, 3)}
@@ -63,8 +71,11 @@ def _trainer(config: RLConfig, model: ModelFacts, weights: int, width: int, need
         parts["float32 master weights"] = 4 * model.parameters // shards[1]
     parts["Adam moments"] = 8 * model.parameters // shards[1]
     parts["gradients"] = 4 * model.parameters // shards[2]
-    if needs_reference:
+    own_state = tuple(parts)
+    if has.reference:
         parts["reference model"] = weights
+    if has.critic:
+        parts["critic, with its optimizer"] = sum(parts[name] for name in own_state)
     parts["activations, rough"] = _activations(config, model, width)
     return parts
 

@@ -10,7 +10,9 @@ from rich.console import Console, Group
 from rich.panel import Panel
 from rich.table import Table
 
-from configs.load import run_directory
+from configs.block import Named
+from configs.components import aggregation_for
+from configs.load import method_for, run_directory
 from configs.schema import EvalConfig, RLConfig
 from orchestration.memory_estimate import shown
 from orchestration.preflight import Checked
@@ -24,6 +26,7 @@ def print_plan(config: RLConfig | EvalConfig, checked: Checked, console: Console
         console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
     sections = [
         ("model", model_rows(config, checked)),
+        ("objective", objective_rows(config) if isinstance(config, RLConfig) else ()),
         ("devices", device_rows(config, checked)),
         ("data", data_rows(config, checked)),
         ("work", work_rows(config, checked)),
@@ -51,6 +54,34 @@ def model_rows(config: RLConfig | EvalConfig, checked: Checked) -> Iterable[Row]
     if isinstance(config, RLConfig):
         params = ", ".join(f"{key} {value}" for key, value in config.algorithm.params.items())
         yield "algorithm", f"{config.algorithm.name}{f' ({params})' if params else ''}"
+
+
+def objective_rows(config: RLConfig) -> Iterable[Row]:
+    """What stands around the method's loss; rows of what is off are left out."""
+    from orchestration.objective import TokenObjective
+
+    method, o = method_for(config), config.objective
+    yield "advantage", named(o.advantage) if o.advantage else f"{config.algorithm.name}'s own"
+    yield "aggregation", aggregation_for(o, method)
+    if o.kl.coef > 0:
+        yield "KL", f"{o.kl.coef:g} x {o.kl.estimator} to the starting policy, in the {o.kl.placement}"
+    if o.entropy_coef > 0:
+        yield "entropy", f"bonus of {o.entropy_coef:g} per nat"
+    if o.corrections:
+        yield "corrections", ", ".join(map(named, o.corrections)) + f"; rejected tokens {o.rejected_tokens}"
+    if "values" in method.needs():
+        yield "critic", f"{config.critic.kind}, {config.critic.warmup_steps} warm-up steps"
+    for index, chosen in enumerate(config.rollout.filters):
+        yield f"filter {index + 1}", named(chosen)
+    early = TokenObjective(method, o).frozen_columns(config.train.updates_per_step)
+    if early:
+        yield "forward first", f"{', '.join(early)}: passes of their own before a step's first update"
+
+
+def named(block: Named) -> str:
+    """A function and its arguments as text."""
+    params = ", ".join(f"{key} {value}" for key, value in block.params.items())
+    return f"{block.function}{f' ({params})' if params else ''}"
 
 
 def device_rows(config: RLConfig | EvalConfig, checked: Checked) -> Iterable[Row]:

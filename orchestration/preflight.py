@@ -16,7 +16,7 @@ from configs.load import ConfigError, method_for, run_directory
 from configs.objective import Filter
 from configs.rules import warnings_for
 from configs.schema import EvalConfig, RLConfig
-from orchestration.memory_estimate import MemoryEstimate, estimate, machine_memory, shown
+from orchestration.memory_estimate import MemoryEstimate, SecondModels, estimate, machine_memory, shown
 from orchestration.model_files import ModelFacts, model_facts
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def preflight(config: RLConfig | EvalConfig) -> Checked:
         attempt(check_model_fits, config, model)
         attempt(check_head_dim, model, device)
         prompts = attempt(load_data, config)
-        memory = estimate(config, model, needs_reference(config), device.device if device else "cpu")
+        memory = estimate(config, model, second_models(config), device.device if device else "cpu")
         attempt(check_shared_memory, config, memory)
         attempt(check_disk, config, memory)
     if problems:
@@ -215,9 +215,15 @@ def load_data(config: RLConfig | EvalConfig) -> PromptSets:
     return load_prompts(config.data, tokenizer)
 
 
-def needs_reference(config: RLConfig | EvalConfig) -> bool:
-    """Whether the trainer holds a second, frozen copy of the model."""
-    return isinstance(config, RLConfig) and "ref_logprobs" in method_for(config).needs()
+def second_models(config: RLConfig | EvalConfig) -> SecondModels:
+    """What the trainer holds beside the policy under this method and objective."""
+    if not isinstance(config, RLConfig):
+        return SecondModels()
+    needs = method_for(config).needs()
+    return SecondModels(
+        reference="ref_logprobs" in needs or config.objective.kl.coef > 0,
+        critic="values" in needs and config.critic.kind == "separate",
+    )
 
 
 def check_shared_memory(config: RLConfig | EvalConfig, memory: MemoryEstimate) -> None:

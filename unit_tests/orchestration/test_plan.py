@@ -11,7 +11,7 @@ from configs.load import load
 from configs.schema import EvalConfig, RLConfig
 from data_feeds.prompts import PromptSets
 from orchestration.devices import DeviceSpec
-from orchestration.memory_estimate import estimate
+from orchestration.memory_estimate import SecondModels, estimate
 from orchestration.model_files import ModelFacts
 from orchestration.plan import print_plan
 from orchestration.preflight import Checked
@@ -26,7 +26,7 @@ def described(config: RLConfig | EvalConfig, warnings: list[str]) -> str:
         device=DeviceSpec("cpu", "gloo", "feynrl_buckets", 8, 0),
         model=MODEL,
         prompts=PromptSets(prompts[:80], prompts[80:], duplicates=7, too_long=1, leaks=0),
-        memory=estimate(config, MODEL, needs_reference=False, device="cpu"),
+        memory=estimate(config, MODEL, has=SecondModels(), device="cpu"),
         warnings=warnings,
     )
     text = io.StringIO()

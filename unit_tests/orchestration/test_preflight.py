@@ -17,7 +17,7 @@ from configs.load import ConfigError, load
 from configs.schema import EvalConfig, RLConfig
 from orchestration import memory_estimate, preflight
 from orchestration.devices import DeviceSpec
-from orchestration.memory_estimate import estimate
+from orchestration.memory_estimate import SecondModels, estimate
 from orchestration.model_files import model_facts
 from unit_tests.tiny_model import write_tiny_model
 
@@ -225,7 +225,7 @@ def test_memory_is_sharded_by_zero_stage(folder: Path) -> None:
 
     def trainer(*overrides: str) -> dict[str, int]:
         config = load("job.yaml", RLConfig, ["train.ranks=4", "model.dtype=bfloat16", *overrides])
-        parts = estimate(config, model, needs_reference=False, device="cpu").trainer
+        parts = estimate(config, model, has=SecondModels(), device="cpu").trainer
         return {name: size // 1_000_000 for name, size in parts.items() if "activations" not in name}
 
     names = ("weights", "float32 master weights", "Adam moments", "gradients")
