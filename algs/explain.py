@@ -71,7 +71,11 @@ class Weights:
 
 def parts(method: type[PolicyMethod]) -> Parts:
     """The class docstring: a title line, an indented formula, paragraphs, "Differs from ...", "Relatives: ..."."""
-    title, *lines = (inspect.getdoc(method) or method.__name__).splitlines()
+    title, *lines = (method.__doc__ or f"{method.__name__}, without a docstring").expandtabs().splitlines()
+    margin = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
+    if lines and not lines[-1].strip():
+        margin = min(margin, len(lines[-1]))  # the closing quotes: there may be nothing but formula above them
+    lines = [line[margin:] for line in lines]
     formula: list[str] = []
     paragraphs: dict[str, list[str]] = {"text": [], "deviations": [], "relatives": []}
     begins_new, kind = True, "text"

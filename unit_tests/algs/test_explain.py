@@ -51,7 +51,10 @@ class Doubled(PolicyMethod):
 
 
 class Inherited(Doubled):
-    """No formula."""
+    """One line.
+
+    loss = 0
+    """
 
     def centred(self, groups: Groups) -> torch.Tensor:
         from algs import advantages
@@ -67,6 +70,8 @@ def test_docstring_is_taken_apart():
     assert doc.text == ("One paragraph over two lines.", "Another.")
     assert doc.deviations == ("Differs from the paper by: everything; and more.",)
     assert doc.relatives == "REINFORCE (scale 1), RLOO (a baseline)."
+    assert parts(Inherited).formula == "loss = 0" and parts(Inherited).text == ()
+    assert parts(type("Bare", (Doubled,), {})).title == "Bare, without a docstring"
     assert explain.papers(Doubled) == ["https://arxiv.org/abs/2601.00001"]
 
 
