@@ -40,7 +40,7 @@ def cut(order, borders):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=6)
+@settings(max_examples=10)
 @given(step=steps(max_groups=3, max_size=4), seed=st.integers(0, 99), borders=st.lists(st.integers(0, 20), max_size=5))
 def test_any_split_and_order_give_one_loss_and_gradient(name, mode, step, seed, borders):
     """Loss and gradient are the same for any split of whole trajectories into micro-batches, in any order."""
