@@ -71,11 +71,9 @@ class Weights:
 
 def parts(method: type[PolicyMethod]) -> Parts:
     """The class docstring: a title line, an indented formula, paragraphs, "Differs from ...", "Relatives: ..."."""
-    title, *lines = (method.__doc__ or f"{method.__name__}, without a docstring").expandtabs().splitlines()
-    margin = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
-    if lines and not lines[-1].strip():
-        margin = min(margin, len(lines[-1]))  # the closing quotes: there may be nothing but formula above them
-    lines = [line[margin:] for line in lines]
+    title, *lines = inspect.cleandoc(method.__doc__ or f"{method.__name__}, without a docstring").splitlines()
+    if not any(line.startswith("    ") for line in lines):
+        lines = _formula_indented(lines)
     formula: list[str] = []
     paragraphs: dict[str, list[str]] = {"text": [], "deviations": [], "relatives": []}
     begins_new, kind = True, "text"
@@ -95,6 +93,15 @@ def parts(method: type[PolicyMethod]) -> Parts:
     relatives = " ".join(text.removeprefix("Relatives:").strip() for text in paragraphs["relatives"])
     text, deviations = tuple(paragraphs["text"]), tuple(paragraphs["deviations"])
     return Parts(title.strip().rstrip("."), "\n".join(formula), text, deviations, relatives)
+
+
+def _formula_indented(lines: list[str]) -> list[str]:
+    """Where nothing stands below the formula its indentation is lost with the docstring's: put it back."""
+    start = next((i for i, line in enumerate(lines) if line.strip()), len(lines))
+    end = next((i for i in range(start, len(lines)) if not lines[i].strip()), len(lines))
+    if start < end and re.match(r"\w[\w ]* = ", lines[start]):
+        lines[start:end] = [f"    {line}" for line in lines[start:end]]
+    return lines
 
 
 def papers(method: type[PolicyMethod]) -> list[str]:
