@@ -2,6 +2,7 @@
 
 import ast
 import re
+from xml.etree import ElementTree
 
 import pytest
 
@@ -61,6 +62,7 @@ def test_picture_survives_its_numbers():
     assert method_plot.from_csv(method_plot.to_csv(curves)) == curves
     assert method_plot.to_svg(curves) == method_plot.to_svg(method_plot.from_csv(method_plot.to_csv(curves)))
     assert method_plot.alike(method_plot.curves(["grpo", "cispo", "scale_rl"])) == [["grpo"], ["cispo", "scale_rl"]]
+    assert ElementTree.fromstring(method_plot.to_svg(curves)).tag.endswith("svg")
     near_six = method_plot.RATIOS.index(6.0256)
     assert curves["cispo"][0][near_six] == 5 and curves["grpo"][0][near_six] == 0
 
