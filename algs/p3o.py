@@ -51,7 +51,8 @@ class P3O(PolicyMethod):
         # never above 1 but for rounding, which would turn the KL term's sign
         ess = (s["rho"].square() / (s["tokens"] * s["rho_squared"])).detach().clamp(max=1)
         weight = rho.detach().clamp(max=ess)
-        kl = rho * log_rho - rho + 1 if p.kl_direction == "reverse" else rho - 1 - log_rho
+        moved = torch.expm1(log_rho)  # rho - 1, which float32 would round away next to mu
+        kl = rho * log_rho - moved if p.kl_direction == "reverse" else moved - log_rho
         metrics = {
             "clip_fraction": (weight < rho).float(),
             "ratio": rho,
