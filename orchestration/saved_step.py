@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,8 @@ class SavedStep:
     settings: TrainerSettings
     method: PolicyMethod
     batches: list[MicroBatch]
+    device: str = "cpu"  # its type
+    threads: int = field(default_factory=torch.get_num_threads)  # sums on a CPU depend on how many share the work
 
     @property
     def folder(self) -> Path:
@@ -54,3 +56,59 @@ class SavedStep:
             folders = sorted(p for p in self.folder.parent.glob("step_*_update_*") if (p / "rank_0.pkl").is_file())
             for old in folders[: -self.settings.replay_keep]:
                 shutil.rmtree(old)
+
+
+@dataclass(frozen=True)
+class LoadedStep:
+    """A saved step read back: every rank's part, and what the ranks together measured when it was live."""
+
+    folder: Path
+    parts: tuple[SavedStep, ...]  # by rank
+    live: Tally
+    reason: str
+
+    @property
+    def method(self) -> PolicyMethod:
+        return self.parts[0].method
+
+    @property
+    def settings(self) -> TrainerSettings:
+        """As they were live, but for the model: the policy as it was before the update. Nothing is saved again."""
+        live = self.parts[0].settings
+        return replace(live, model=live.model.model_copy(update={"path": str(self.folder / "policy")}), replay_steps=())
+
+    @property
+    def batches(self) -> list[MicroBatch]:
+        """Of all ranks, rank after rank."""
+        return [batch for part in self.parts for batch in part.batches]
+
+    def values(self) -> dict[str, torch.Tensor]:
+        """Parameters of the critic or value head by name; empty where the step had none."""
+        file = self.folder / "critic.pt"
+        return torch.load(file, map_location="cpu", weights_only=True) if file.is_file() else {}
+
+
+def load_saved_step(folder: Path) -> LoadedStep:
+    """Read a folder that `SavedStep` wrote. Unpickles: open only folders you trust.
+
+    Raises:
+        ValueError: it is no saved step, or the part of a rank is missing.
+    """
+    if not (folder / "rank_0.pkl").is_file():
+        raise ValueError(
+            f"{folder} holds no saved step (rank_0.pkl is missing); give one such as runs/grpo/replay/step_000412_update_0"
+        )
+    found = [pickle.loads((folder / "rank_0.pkl").read_bytes())]
+    for rank in range(1, found[0][0].ranks):
+        file = folder / f"rank_{rank}.pkl"
+        if not file.is_file():
+            raise ValueError(f"{file} is missing: the step ran on {found[0][0].ranks} ranks, and all are needed")
+        found.append(pickle.loads(file.read_bytes()))
+    live = Tally.merged(tally for _, tally, _ in found)
+    return LoadedStep(folder, tuple(step for step, _, _ in found), live, found[0][2])
+
+
+def saved_steps(folder: Path) -> list[Path]:
+    """The saved steps in a replay folder, or in the replay folder of a run; oldest first."""
+    inside = folder / "replay" if (folder / "replay").is_dir() else folder
+    return sorted(path.parent for path in inside.glob("step_*_update_*/rank_0.pkl"))

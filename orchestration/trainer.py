@@ -34,7 +34,9 @@ from orchestration.trainer_settings import TrainerSettings, deepspeed_config, le
 class Trainer:
     """One rank. `deepspeed.init_distributed` must be possible: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are set."""
 
-    def __init__(self, settings: TrainerSettings, method: PolicyMethod, device: DeviceSpec) -> None:
+    def __init__(
+        self, settings: TrainerSettings, method: PolicyMethod, device: DeviceSpec, with_reference: bool = True
+    ) -> None:
         self.settings, self.method = settings, method
         self.objective = TokenObjective(method, settings.objective)
         # gloo alone is enough between CPU ranks; DeepSpeed's shared-memory operator would need a compiler at start-up.
@@ -47,7 +49,8 @@ class Trainer:
         self.engine = self._engine(load_policy(settings.model, device, with_values=shares_trunk))
         has_critic = self.objective.has_values and not shares_trunk
         self.critic = self._engine(load_critic(settings, device)) if has_critic else None
-        self.reference = load_policy(settings.model, device) if self.objective.has_reference else None
+        has_reference = with_reference and self.objective.has_reference  # a replay has its numbers already
+        self.reference = load_policy(settings.model, device) if has_reference else None
         if self.reference is not None:
             self.reference.requires_grad_(False).eval().to(
                 device=self.device, dtype=getattr(torch, settings.model.dtype)
@@ -79,12 +82,13 @@ class Trainer:
         tally = Tally()
         for index, batches in enumerate(updates):
             saved = SavedStep(
-                step, index, self.rank, self.ranks, self.steps, self.updates, self.settings, self.method, batches
-            )
+                step, index, self.rank, self.ranks, self.steps, self.updates, self.settings, self.method, batches,
+                self.device.type,
+            )  # fmt: skip
             is_wanted = step in self.settings.replay_steps
             if is_wanted:
                 saved.save_weights(self)
-            found = self._update(batches)
+            found = self.update(batches)
             is_skipped = self.skipped_in_a_row > 0
             if is_skipped and not is_wanted:
                 saved.save_weights(self)  # a skipped update left them as they were
@@ -94,7 +98,8 @@ class Trainer:
         self.steps += 1
         return tally
 
-    def _update(self, batches: list[MicroBatch]) -> Tally:
+    def update(self, batches: list[MicroBatch]) -> Tally:
+        """One optimizer step on this rank's micro-batches."""
         rates = self._set_learning_rates()
         sums = StepSums()
         prepared_batches = [to_device(batch, self.device) for batch in batches]
@@ -227,14 +232,25 @@ class Trainer:
 
     def value_parameters(self) -> dict[str, Tensor]:
         """Parameters of the critic, or of the value head on the trunk; on rank 0, others get an empty dict. A collective."""
-        module = self.critic.module if self.critic is not None else self.policy.value_head
-        if module is None:
+        if self._value_module is None:
             return {}
         gathered = {}
-        for name, tensor in full_parameters(module, self.settings.train):
+        for name, tensor in full_parameters(self._value_module, self.settings.train):
             if self.rank == 0:
                 gathered[name] = tensor.cpu().clone()
         return gathered
+
+    def load_value_parameters(self, values: dict[str, Tensor]) -> None:
+        """Put back what `value_parameters` gave, into what computes; an optimizer's own float32 copy stays as it is."""
+        if self._value_module is not None:
+            for name, parameter in self._value_module.named_parameters():
+                is_partitioned = self.settings.train.zero_stage == 3
+                with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=is_partitioned):
+                    parameter.data.copy_(values[name])
+
+    @property
+    def _value_module(self) -> torch.nn.Module | None:
+        return self.critic.module if self.critic is not None else self.policy.value_head
 
     def save(self, folder: Path) -> None:
         """Write the policy and its tokenizer in Hugging Face format (rank 0 writes; a collective)."""

@@ -1,0 +1,88 @@
+"""A replayed step as one page that needs nothing else: findings, metrics, responses as text, every token in a table."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from orchestration.replay_findings import Finding
+from orchestration.rerun import Compared
+from orchestration.run_directory import write_atomically
+from orchestration.token_table import CAUSES, COLUMNS, TEXTS, WHOLE, TokenTable
+
+ASSETS = Path(__file__).resolve().parent / "replay_assets"
+MAX_TOKENS = 50_000  # on the page: whole responses, those that hold the largest shares
+
+
+def write_page(
+    path: Path, title: str, findings: Sequence[Finding], metrics: Sequence[Compared], table: TokenTable
+) -> None:
+    """Write the page, whole or not at all."""
+    data = json.dumps(page_data(title, findings, metrics, table), allow_nan=False)
+    parts = {
+        "title": html.escape(title.split(":")[0]),
+        "style": (ASSETS / "style.css").read_text(encoding="utf-8"),
+        "script": (ASSETS / "page.js").read_text(encoding="utf-8"),
+        # Inside <script>, only "<" can end the element or start a comment; JSON allows its escaped form in strings.
+        "data": data.replace("<", "\\u003c"),
+    }
+    template = (ASSETS / "page.html").read_text(encoding="utf-8")
+    write_atomically(path, re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template))
+
+
+def page_data(
+    title: str, findings: Sequence[Finding], metrics: Sequence[Compared], table: TokenTable
+) -> dict[str, Any]:
+    """Everything the page shows, as JSON values."""
+    rows = kept_rows(table)
+    head, _, facts = title.partition(":")
+    notes = [{"text": finding.text, "tone": finding.tone} for finding in findings]
+    if len(rows) < len(table):
+        text = f"The page shows {len(rows)} of {len(table)} tokens: whole responses, those with the largest shares."
+        notes.append({"text": text, "tone": "plain"})
+    spoiled = np.any([table.spoiled(name) for name in CAUSES if name in table.columns], axis=0)
+    return {
+        "title": head,
+        "facts": facts.strip(),
+        "findings": notes,
+        "metrics": [
+            {"name": m.name, "live": _shown(m.live), "replayed": _shown(m.replayed), "equal": m.is_equal}
+            for m in metrics
+        ],
+        "names": list(table.columns),
+        "help": {name: COLUMNS[name] for name in table.columns},
+        "texts": [name for name in table.columns if name in TEXTS],
+        "columns": {name: _column(name, values[rows]) for name, values in table.columns.items()},
+        "spoiled": np.flatnonzero(spoiled[rows]).tolist(),
+    }
+
+
+def kept_rows(table: TokenTable) -> np.ndarray:
+    """All rows, or those of the responses whose tokens have the largest shares, up to MAX_TOKENS. [M] int64"""
+    if len(table) <= MAX_TOKENS:
+        return np.arange(len(table))
+    trajectory = table["trajectory"]
+    by_share = trajectory[table.order("share")]
+    wanted = by_share[np.sort(np.unique(by_share, return_index=True)[1])]
+    sizes = np.array([np.count_nonzero(trajectory == t) for t in wanted]).cumsum()
+    return np.flatnonzero(np.isin(trajectory, wanted[: max(1, int((sizes <= MAX_TOKENS).sum()))]))
+
+
+def _column(name: str, values: np.ndarray) -> list[Any]:
+    if name in TEXTS or name in WHOLE:
+        return values.tolist()
+    return [_shown(float(value)) for value in values]
+
+
+def _shown(value: float | None) -> float | str | None:
+    """Nine digits, which tell two float32 apart; what is not finite stays visible as text."""
+    if value is None or math.isfinite(value):
+        return None if value is None else float(f"{value:.9g}")
+    return {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
