@@ -73,11 +73,10 @@ def started_actors(config: RLConfig | EvalConfig, run: RunDirectory, method: Pol
         trainers = None
         if isinstance(config, RLConfig):
             assert method is not None
-            trainers, starting = TrainerGroup.create(
-                trainer_settings(config, run), method, device, config.sync.method, run.path / "sync", run, options[:ranks],
-                threads=config.train.threads_per_rank or max(1, device.cores // ranks),
-            )  # fmt: skip
-            futures += starting
+            threads = config.train.threads_per_rank or max(1, device.cores // ranks)
+            trainers = TrainerGroup.create(device, run, options[:ranks], threads)
+            settings = trainer_settings(config, run)
+            futures += trainers.begin(settings, method, device, config.sync.method, run.path / "sync")
         rollouts, starting = RolloutGroup.create(config, device, run, options[ranks:])
         try:
             ray.get(futures + starting)
@@ -93,6 +92,7 @@ def started_actors(config: RLConfig | EvalConfig, run: RunDirectory, method: Pol
 
 
 def trainer_settings(config: RLConfig, run: RunDirectory) -> TrainerSettings:
+    """What a job tells its trainer ranks."""
     return TrainerSettings(
         model=config.model,
         train=config.train,

@@ -28,23 +28,34 @@ class TrainerActor:
 
     def __init__(self, log_file: str) -> None:
         redirect_output_to(log_file)
+        self.publisher: WeightPublisher | None = None  # of rank 0
 
     def address(self) -> tuple[str, int]:
         """This node's address and a free port on it, for the ranks' rendezvous."""
         return ray.util.get_node_ip_address(), free_port()
 
-    def start(
-        self, rank: int, ranks: int, address: tuple[str, int], settings: TrainerSettings, method: PolicyMethod,
-        device: DeviceSpec, sync_method: SyncMethod, sync_folder: str,
-    ) -> None:  # fmt: skip
-        """Join the other ranks, load the model, wrap it in DeepSpeed."""
+    def join(self, rank: int, ranks: int, address: tuple[str, int]) -> None:
+        """Take a place among the ranks, for the life of this process."""
         os.environ.update(
             RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK="0", MASTER_ADDR=address[0], MASTER_PORT=str(address[1])
         )  # Ray shows an actor only its own GPUs, so the local rank is always 0
+        self.is_first = rank == 0
+
+    def begin(
+        self,
+        settings: TrainerSettings,
+        method: PolicyMethod,
+        device: DeviceSpec,
+        sync_method: SyncMethod,
+        sync_folder: str,
+    ) -> None:
+        """Connect to the other ranks, load the model, wrap it in DeepSpeed. A job that went before is forgotten; the
+        connection stays."""
         from orchestration.trainer import Trainer  # DeepSpeed is imported in actors only
 
+        self.close()
         self.trainer = Trainer(settings, method, device)
-        self.publisher = WeightPublisher(sync_method, Path(sync_folder)) if rank == 0 else None
+        self.publisher = WeightPublisher(sync_method, Path(sync_folder)) if self.is_first else None
 
     def step(self, updates: list[list[MicroBatch]], step: int) -> tuple[Tally, int]:
         tally = self.trainer.step(updates, step)
@@ -72,25 +83,34 @@ class TrainerActor:
 class TrainerGroup:
     """All ranks, driven together."""
 
-    def __init__(self, actors: list[Any], sync_folder: Path) -> None:
-        self.actors, self.sync_folder = actors, sync_folder
+    def __init__(self, actors: list[Any]) -> None:
+        self.actors = actors
+        self.sync_folder: Path | None = None
 
     @classmethod
-    def create(
-        cls, settings: TrainerSettings, method: PolicyMethod, device: DeviceSpec, sync_method: SyncMethod, sync_folder: Path,
-        run: RunDirectory, options: list[dict[str, Any]], threads: int,
-    ) -> tuple[TrainerGroup, list[Any]]:  # fmt: skip
-        """Create one actor per entry of `options` (Ray actor options); returns the group and the start-up futures."""
+    def create(cls, device: DeviceSpec, run: RunDirectory, options: list[dict[str, Any]], threads: int) -> TrainerGroup:
+        """One actor per entry of `options` (Ray actor options), which know one another and have nothing to do yet."""
         environment = environment_for_trainer(device.device, threads)
         actors = []
         for rank, placed in enumerate(options):
             actor = ray.remote(TrainerActor).options(**placed, runtime_env={"env_vars": environment})
             actors.append(actor.remote(str(run.log_path(f"trainer_{rank}"))))
         address = ray.get(actors[0].address.remote())
-        return cls(actors, sync_folder), [
-            actor.start.remote(rank, len(actors), address, settings, method, device, sync_method, str(sync_folder))
-            for rank, actor in enumerate(actors)
-        ]
+        for rank, actor in enumerate(actors):
+            actor.join.remote(rank, len(actors), address)  # an actor's calls run in order: `begin` waits for it
+        return cls(actors)
+
+    def begin(
+        self,
+        settings: TrainerSettings,
+        method: PolicyMethod,
+        device: DeviceSpec,
+        sync_method: SyncMethod,
+        sync_folder: Path,
+    ) -> list[Any]:
+        """Begin a job, the first or another: a new trainer on every rank. Returns the futures of their start-up."""
+        self.sync_folder = sync_folder
+        return [a.begin.remote(settings, method, device, sync_method, str(sync_folder)) for a in self.actors]
 
     def step(self, updates: list[list[list[MicroBatch]]], step: int) -> tuple[Tally, int]:
         """updates[u][rank] are the micro-batches of optimizer step u; returns the step's metrics over all ranks, and how
@@ -118,4 +138,5 @@ class TrainerGroup:
         """End the actors at once, and remove the weights that rank 0 may have left on disk."""
         for actor in self.actors:
             ray.kill(actor)
-        shutil.rmtree(self.sync_folder, ignore_errors=True)
+        if self.sync_folder is not None:
+            shutil.rmtree(self.sync_folder, ignore_errors=True)

@@ -1,4 +1,7 @@
-"""The small job through its own command line on the real stack: Ray, two DeepSpeed ranks, one vLLM engine."""
+"""A user's own commands on the real stack: a run, an evaluation of what it made, a run that fails, Ctrl-C.
+
+Each starts everything anew, so what can be seen without a command line is in test_jobs.py.
+"""
 
 import json
 import os
@@ -16,7 +19,7 @@ import yaml
 from orchestration.run_directory import checkpoints, read_metrics, read_samples, sample_steps
 
 ROOT = Path(__file__).resolve().parents[2]
-STEPS = 30
+STEPS = 4
 MARK = "FEYNRL_TEST_RUN"  # an environment variable that every process of a run inherits
 PHASES = ("generate", "reward", "train", "sync", "eval", "checkpoint")
 
@@ -42,17 +45,7 @@ def run_rl(run, model, *settings, **variables):
     return command(*main, *flags, mark=str(run), **variables)
 
 
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory):
-    """A model taught by the project's own trainer; kept between sessions, since making it is deterministic."""
-    kept = ROOT / "models" / "tiny-sorter"
-    if not (kept / "config.json").exists():
-        made = command("-m", "data_prep.tiny_sorter_model", "--out", str(kept))
-        assert made.returncode == 0, made.stderr[-3000:]
-    return kept
-
-
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def finished(tiny_model, tmp_path_factory):
     """A finished run: two ranks under ZeRO-2, a reference policy, several micro-batches a step."""
     run = tmp_path_factory.mktemp("runs") / "tiny"
@@ -62,40 +55,20 @@ def finished(tiny_model, tmp_path_factory):
         f"train.steps={STEPS}",
         "train.ranks=2",
         "train.zero_stage=2",
-        "train.max_tokens_per_micro_batch=1500",
-        "algorithm.kl_coef=0.001",
-        "eval.every=15",
-        "checkpoint.every=15",
+        "train.max_tokens_per_micro_batch=700",
+        "objective.kl.coef=0.001",
+        "checkpoint.every=2",
     )
     logs = "\n".join(f"== {p.name}\n{p.read_text()[-2000:]}" for p in (run / "logs").glob("*.log"))
     assert process.returncode == 0, f"{process.stdout}\n{process.stderr}\n{logs}"
     return run, process
 
 
-def test_reward_and_heldout_accuracy_rise(finished):
-    run, _ = finished
-    rows = read_metrics(run)
-    assert [row["step"] for row in rows] == list(range(STEPS + 1))
-    rewards = [row["reward/mean"] for row in rows[1:]]
-    assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.2, rewards
-    accuracy = {row["step"]: row["eval/greedy_accuracy"] for row in rows if "eval/greedy_accuracy" in row}
-    assert sorted(accuracy) == [0, 15, STEPS]
-    assert accuracy[STEPS] > accuracy[0] + 0.2, accuracy
-
-
-def test_trainer_and_engine_agree_after_every_sync(finished):
-    rows = read_metrics(finished[0])
-    assert max(row["sync/probe_gap_max"] for row in rows) < 1e-3
-    assert max(row["train/logprob_gap_max"] for row in rows[1:]) < 1e-3
-    assert all(row["train/staleness_max"] == 0 for row in rows[1:])
-    assert all(row["method/ratio"] == 1.0 for row in rows[1:])
-
-
 def test_every_promised_metric_is_there_and_time_adds_up(finished):
     last = read_metrics(finished[0])[-1]
     for name in (
         "reward/exact_match", "reward/pass_rate", "rollout/response_tokens", "rollout/truncated_share",
-        "train/entropy_nats", "method/kl_ref", "method/clip_fraction", "train/gradient_norm", "train/learning_rate",
+        "train/entropy_nats", "objective/kl_ref_nats", "method/clip_fraction", "train/gradient_norm", "train/learning_rate",
         "train/logprob_gap_mean", "train/staleness_mean", "rollout/tokens_per_second", "train/tokens_per_second",
     ):  # fmt: skip
         assert name in last
@@ -111,8 +84,8 @@ def test_the_run_directory_holds_what_it_should(finished):
     assert sample_steps(run) == list(range(1, STEPS + 1))
     assert len(read_samples(run, 1)) == 32 * 16
     assert (run / "report.html").stat().st_size > 10_000
-    assert [p.name for p in checkpoints(run)] == ["step_000015", f"step_{STEPS:06d}"]
-    for name in ("report.html", "samples", "checkpoints"):
+    assert [p.name for p in checkpoints(run)] == ["step_000002", "step_000004"]
+    for name in ("report.html", "samples", "checkpoints", f"step {STEPS}/{STEPS}"):
         assert name in process.stdout
 
 
@@ -168,7 +141,7 @@ def test_a_run_that_fails_says_why_and_leaves_its_log(tiny_model, tmp_path):
     (tmp_path / "broken_reward.py").write_text("def score(trajectory):\n    raise RuntimeError('the judge is out')\n")
     setting = "reward.parts.0.function=broken_reward:score"
     process = run_rl(tmp_path / "run", tiny_model, setting, PYTHONPATH=str(tmp_path))
-    assert process.returncode == 1
+    assert process.returncode == 1, process.stdout + process.stderr
     assert "the judge is out" in process.stderr
     assert "Traceback" not in process.stdout
     assert "Traceback" in (tmp_path / "run" / "logs" / "driver.log").read_text()

@@ -1,0 +1,121 @@
+"""Ray, one engine and two trainer ranks that live for the whole test session and do one real job after another."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from configs.load import load, method_for, run_directory, to_yaml
+from configs.schema import Reward, RLConfig
+from configs.yaml_text import dump
+from orchestration.cluster import Actors, started_actors, trainer_settings
+from orchestration.console import Console
+from orchestration.job import RLJob
+from orchestration.loop import drive
+from orchestration.preflight import preflight
+from orchestration.run_directory import RunDirectory, read_metrics
+from orchestration.sync import synchronise
+from rewards.service import ScoringService
+from rollouts.worker import RolloutWorker
+
+ROOT = Path(__file__).resolve().parents[2]
+RANKS, STEPS, UPDATES = 2, 3, 2
+SMALL = {
+    "rollout": {"prompts_per_step": 8, "responses_per_prompt": 4},
+    "train": {"ranks": RANKS, "steps": STEPS, "updates_per_step": UPDATES, "max_tokens_per_micro_batch": 150},
+    "eval": {"every": 0, "max_prompts": 8},
+}
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a job left behind."""
+
+    config: RLConfig
+    path: Path  # the run directory
+    weights: list[int]  # checksum of the trainer's weights at the end of each step, 0 to the last
+    console: str
+    error: Exception | None
+
+    @property
+    def rows(self) -> list[dict[str, float]]:
+        """The metrics, step 0 first."""
+        return read_metrics(self.path)
+
+
+class SharedStack:
+    """Does jobs on actors that go on living. Each job has a new trainer on every rank, new scoring processes, and its
+    first weights as version 0 in the engine, as in a run of its own."""
+
+    def __init__(self, actors: Actors, folder: Path) -> None:
+        self.actors, self.folder = actors, folder
+        self.jobs = 0
+
+    def run(self, block: dict[str, Any], raises: type[Exception] | None = None) -> Done:
+        """Do the small job, changed by `block`, to its end or to the error that it must end with."""
+        self.jobs += 1
+        file = self.folder / f"job_{self.jobs:02d}.yaml"
+        file.write_text(dump({"extends": "small.yaml", **block}))
+        config = load(file, RLConfig, run_dir=str(file.with_suffix("")))
+        run = RunDirectory.create(run_directory(config), to_yaml(config))
+        screen, weights = io.StringIO(), []
+        with Console(config.run.name, config.train.steps, screen) as console:
+            job = self.begun(config, run, console)
+
+            def note_weights(_: Path) -> Path:
+                weights.append(job.trainers.publish(version=10**6)["crc32"])
+                return run.report_path
+
+            with pytest.raises(raises) if raises else nullcontext() as caught:
+                drive(job, note_weights)
+        return Done(config, run.path, weights, screen.getvalue(), caught.value if caught else None)
+
+    def begun(self, config: RLConfig, run: RunDirectory, console: Console) -> RLJob:
+        """The actors brought to a job's beginning."""
+        trainers, rollouts, method = self.actors.trainers, self.actors.rollouts, method_for(config)
+        checked = preflight(config.model_copy(update={"run": config.run.model_copy(update={"name": "unused"})}))
+        ray.get(
+            trainers.begin(trainer_settings(config, run), method, checked.device, config.sync.method, run.path / "sync")
+            + [actor.__ray_call__.remote(pay_by, config.reward) for actor in rollouts.actors]
+        )
+        synchronise(trainers, rollouts, version=0)
+        return RLJob(config, method, checked.prompts, run, self.actors, console)
+
+
+def pay_by(worker: RolloutWorker, reward: Reward) -> None:
+    """Give a living rollout worker another reward. Runs in its process."""
+
+    async def replace() -> None:
+        await worker.scoring.close()
+        worker.scoring = ScoringService(reward)
+        await worker.scoring.start()
+
+    with ThreadPoolExecutor(1) as thread:  # the worker's own event loop is busy with this call
+        thread.submit(asyncio.run, replace()).result()
+
+
+@contextmanager
+def started_stack(folder: Path, model: Path) -> Iterator[SharedStack]:
+    """Start everyone on the small job: that of configs/grpo_tiny.yaml, made smaller."""
+    of_model = {
+        "model": {"path": str(model)},
+        "data": {
+            "sources": [{"file": f"{model}/data/train.jsonl"}],
+            "heldout_sources": [{"file": f"{model}/data/heldout.jsonl"}],
+        },
+    }
+    file = folder / "small.yaml"
+    file.write_text(dump({"extends": str(ROOT / "configs" / "grpo_tiny.yaml"), **SMALL, **of_model}))
+    config = load(file, RLConfig, run_dir=str(folder / "stack"))
+    run = RunDirectory.create(run_directory(config), to_yaml(config))
+    with started_actors(config, run, method_for(config)) as actors:
+        yield SharedStack(actors, folder)

@@ -1,0 +1,153 @@
+"""Whole jobs on the shared stack: learning, what is not finite, refilled filters, a user's own files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from orchestration.job import NonFiniteError
+from orchestration.rollout_actor import RewardFailures
+from orchestration.run_directory import checkpoints, read_samples
+from unit_tests.e2e.shared_stack import STEPS, UPDATES, SharedStack
+from unit_tests.test_add_a_method import PAGE, code_blocks
+
+pytestmark = [pytest.mark.e2e]
+
+
+def mean_reward(path: Path, step: int) -> float:
+    rewards = [sample["reward"] for sample in read_samples(path, step)]
+    return sum(rewards) / len(rewards)
+
+
+def test_reward_and_heldout_accuracy_rise(stack: SharedStack) -> None:
+    """Half a million parameters learn to sort, on two ranks under ZeRO-2, in several micro-batches."""
+    done = stack.run(
+        {
+            "rollout": {"prompts_per_step": 32, "responses_per_prompt": 16},
+            "train": {"steps": 15, "updates_per_step": 1, "zero_stage": 2, "max_tokens_per_micro_batch": 700},
+            "eval": {"every": 5, "max_prompts": 100},
+            "checkpoint": {"every": 5},
+        }
+    )
+    before, after = mean_reward(done.path, 1), sum(mean_reward(done.path, step) for step in (13, 14, 15)) / 3
+    assert after > before + 0.3, [row.get("reward/mean") for row in done.rows]
+    accuracy = {row["step"]: row["eval/greedy_accuracy"] for row in done.rows if "eval/greedy_accuracy" in row}
+    assert sorted(accuracy) == [0, 5, 10, 15]
+    assert accuracy[15] > accuracy[0] + 0.2, accuracy
+    assert max(row["sync/probe_gap_max"] for row in done.rows) < 1e-3
+    for row in done.rows[1:]:
+        assert row["reward/mean"] == pytest.approx(mean_reward(done.path, row["step"]))
+        assert row["train/micro_batches"] > 1
+        assert row["train/logprob_gap_max"] < 1e-3
+        assert row["method/ratio"] == 1, "one update a step: pi_old is pi"
+    assert [path.name for path in checkpoints(done.path)] == ["step_000010", "step_000015"]
+    assert "step 15/15" in done.console
+
+
+def test_a_job_does_not_feel_the_one_before(stack: SharedStack) -> None:
+    """The same job twice on the same actors, with another between them: the same samples, the same weights."""
+    job = {"train": {"steps": 2}}
+    first = stack.run(job)
+    stack.run({"algorithm": {"name": "ppo"}, "train": {"steps": 1, "learning_rate": 0.01}})
+    again = stack.run(job)
+    for step in (1, 2):
+        texts = [[s["response"] for s in read_samples(done.path, step)] for done in (first, again)]
+        assert texts[0] == texts[1]
+    assert first.weights[0] == again.weights[0]
+    for name in ("train/loss", "train/gradient_norm"):
+        assert first.rows[1][name] == pytest.approx(again.rows[1][name], rel=1e-3)
+
+
+def reward_of(user_folder: Path, name: str, body: str) -> dict:
+    """The reward block of a user's own function."""
+    (user_folder / f"{name}.py").write_text(f"def score(trajectory):\n{body}")
+    return {"parts": [{"function": "exact_match"}, {"function": f"{name}:score", "weight": 0.1}]}
+
+
+NAN_IN_STEP_2 = """\
+    is_second = trajectory.group_id.startswith("train-2-")
+    return float("nan") if is_second and trajectory.sample == 0 else 0.0
+"""
+
+
+def test_a_reward_that_is_nan_once_costs_one_step(stack: SharedStack, user_folder: Path) -> None:
+    """No rank takes the step, it is kept for replay, and the run goes on to its end."""
+    reward = reward_of(user_folder, "nan_once", NAN_IN_STEP_2)
+    done = stack.run({"reward": reward, "train": {"updates_per_step": 1}})
+    assert [row["step"] for row in done.rows] == [0, 1, 2, 3]
+    assert [row["train/skipped_updates"] for row in done.rows[1:]] == [0, 1, 0]
+    moved = [after != before for before, after in zip(done.weights, done.weights[1:], strict=False)]
+    assert moved == [True, False, True]
+    assert [path.name for path in (done.path / "replay").iterdir()] == ["step_000002_update_0"]
+    kept = {path.name for path in (done.path / "replay" / "step_000002_update_0").iterdir()}
+    assert {"rank_0.pkl", "rank_1.pkl", "policy"} <= kept
+    assert [s["reward"] for s in read_samples(done.path, 2)].count("NaN") == 8
+
+
+def test_a_reward_that_is_always_nan_stops_the_run(stack: SharedStack, user_folder: Path) -> None:
+    """After train.max_skipped_in_a_row updates, with the model as it was before the first of them."""
+    reward = reward_of(user_folder, "nan_always", '    return float("nan")\n')
+    done = stack.run({"reward": reward, "train": {"steps": 10, "max_skipped_in_a_row": 4}}, raises=NonFiniteError)
+    (checkpoint,) = checkpoints(done.path)
+    assert str(checkpoint) in str(done.error) and "orchestration.replay" in str(done.error)
+    assert checkpoint.name == "step_000002"  # two updates a step
+    assert len(read_samples(done.path, 2)) == 32
+    assert len(list((done.path / "replay").iterdir())) == done.config.replay.keep
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    kept, given = (AutoModelForCausalLM.from_pretrained(path) for path in (checkpoint, done.config.model.path))
+    assert all((a == b).all() for a, b in zip(kept.parameters(), given.parameters(), strict=True))
+    assert AutoTokenizer.from_pretrained(checkpoint).chat_template
+
+
+def test_rewards_that_fail_stop_the_run(stack: SharedStack, user_folder: Path) -> None:
+    """With the first error, not with zeros; the samples that the reward choked on are kept."""
+    reward = reward_of(user_folder, "broken", '    raise RuntimeError("the judge is out")\n')
+    done = stack.run({"reward": reward}, raises=RewardFailures)
+    assert "the judge is out" in str(done.error)
+    assert all(sample["reward"] is None for sample in read_samples(done.path, 1))
+    assert [row["step"] for row in done.rows] == [0]
+
+
+def test_groups_without_signal_are_asked_for_anew(stack: SharedStack) -> None:
+    """Dynamic sampling: rounds of further prompts until the batch is full, or the cap on rounds."""
+    filters = [{"function": "zero_variance", "refill": True}]
+    done = stack.run(
+        {
+            "algorithm": {"name": "dapo"},
+            "rollout": {"filters": filters, "max_refill_rounds": 2, "responses_per_prompt": 2},
+        }
+    )
+    asked = done.config.rollout.prompts_per_step
+    for row in done.rows[1:]:
+        groups: dict[str, list[dict]] = {}
+        for sample in read_samples(done.path, row["step"]):
+            groups.setdefault(sample["group"], []).append(sample)
+        flat = [g for g in groups.values() if len({s["reward"] for s in g}) == 1]
+        assert row["rollout/filtered_groups"] == len(flat) == row["rollout/zero_variance_groups"]
+        assert row["rollout/refilled_groups"] == len(groups) - asked > 0
+        assert row["rollout/unfilled_groups"] == asked - (len(groups) - len(flat))
+        assert 1 <= row["rollout/refill_rounds"] <= 2
+        assert row["rollout/filtered/zero_variance"] == 2 * len(flat) == row["rollout/dropped_responses"]
+        assert row["train/trajectories"] == 2 * (len(groups) - len(flat))
+        assert all((s["dropped_by"] == "zero_variance") == (g in flat) for g in groups.values() for s in g)
+    assert any(row["rollout/refill_rounds"] == 2 for row in done.rows[1:])
+
+
+def test_a_users_own_files_run(stack: SharedStack, user_folder: Path) -> None:
+    """The files that docs/ADD_A_METHOD.md shows: method, advantage, correction, filter, reward, configuration."""
+    files = code_blocks(PAGE)
+    (user_folder / "my_lab").mkdir()
+    for name in files:
+        (user_folder / name).write_text(files[name])
+    job = yaml.safe_load(files["my_lab/mine.yaml"])
+    assert job.pop("extends") == "../configs/grpo_tiny.yaml", "which the shared job is, made smaller"
+    done = stack.run(job)
+    rows = done.rows[1:]
+    assert len(rows) == STEPS
+    assert all(row["method/weight"] != 1 for row in rows if row["train/empty_updates"] < UPDATES)
+    assert done.weights[0] != done.weights[-1]
+    for name in ("objective/correction_weight", "reward/short", "rollout/filtered/not_too_easy"):
+        assert all(name in row for row in rows)
