@@ -113,7 +113,8 @@ def _with_frozen(batches: list[ScoredBatch], names: Sequence[str], frozen: Froze
 def advantages_of(batch: ScoredBatch, groups: Groups, method: PolicyMethod, config: RLConfig) -> list[np.ndarray]:
     """Advantage of every action token, an array per trajectory. Trajectories get theirs (its mean) noted.
 
-    A reward that is Inf or NaN makes its tokens' advantages NaN whatever the method does with it: the step must see it.
+    A reward that is Inf or NaN makes its tokens' advantages NaN whatever the method does with it, and so does an engine's
+    log-probability that of its token (a correction would just reject it): the step must see it.
     """
     found = advantage_for(config, method)(groups).to(torch.float32)
     responses, tokens = len(groups.lengths), int(groups.lengths.sum())
@@ -123,7 +124,8 @@ def advantages_of(batch: ScoredBatch, groups: Groups, method: PolicyMethod, conf
             "one per response or one per token"
         )
     per_token = torch.repeat_interleave(found, groups.lengths) if len(found) == responses else found
-    per_token = torch.where(torch.isfinite(groups.rewards)[groups.sequence], per_token, torch.nan)
+    is_sound = torch.isfinite(groups.rewards)[groups.sequence] & torch.isfinite(batch.behavior_logprobs)
+    per_token = torch.where(is_sound, per_token, torch.nan)
     split = [part.numpy() for part in torch.split(per_token, groups.lengths.tolist())]
     for trajectory, values in zip(batch.trajectories, split, strict=True):
         trajectory.advantage = float(values.mean())

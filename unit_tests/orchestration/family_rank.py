@@ -1,24 +1,15 @@
-"""One trainer rank of test_family.py, run as a process: python family_rank.py FOLDER RANK RANKS PORT.
+"""One trainer rank of test_family.py; see ranks.py.
 
 The gradient of every method under every aggregation, for each packing in FOLDER/packed.pkl; no weight is ever changed.
 """
 
-import os
-import sys
 
-
-def main() -> None:
-    folder, rank, ranks, port = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-    os.environ.update(
-        RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
-        DS_ACCELERATOR="cpu", OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE",
-    )  # fmt: skip
+def run(folder: str, rank: int, ranks: int) -> None:
     import pickle
     from dataclasses import replace
     from pathlib import Path
 
     import torch
-    from deepspeed.utils import logger
 
     from algs.find import find_method
     from configs.objective import Critic, Objective
@@ -57,7 +48,6 @@ def main() -> None:
                     p.data.copy_(torch.linspace(-1, 1, p.numel()))
         return trainer
 
-    logger.setLevel("ERROR")
     plan = pickle.loads(Path(folder, "packed.pkl").read_bytes())
     trainers = {
         kind: wake(build(find_method("ppo")(find_method("ppo").Params()), kind)) for kind in ("separate", "shared")
@@ -73,7 +63,3 @@ def main() -> None:
         trainer.step([per_rank[rank]])
         found[case, layout] = trainer.gradients
     torch.save(found, f"{folder}/gradients_{ranks}_{rank}.pt")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,28 +1,19 @@
-"""One trainer rank of test_nonfinite.py, run as a process: python nonfinite_rank.py FOLDER RANK RANKS PORT.
+"""One trainer rank of test_nonfinite.py; see ranks.py.
 
-For each ZeRO stage and compute type: a good update, one poisoned on the last rank only, and another good one.
+For each ZeRO stage and compute type: good updates, and after each one that is poisoned on the last rank only.
 """
 
-import os
-import sys
 from dataclasses import replace
 
 POISONS = ("advantage", "logits", "gradient", "loss")
-CASES = [(stage, "float32", poison) for stage in (0, 1, 2, 3) for poison in POISONS]
-CASES += [(stage, "bfloat16", "logits") for stage in (0, 1, 2, 3)]
+CASES = [(stage, dtype) for stage in (0, 1, 2, 3) for dtype in ("float32", "bfloat16")]
 
 
-def main() -> None:
-    folder, rank, ranks, port = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-    os.environ.update(
-        RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
-        DS_ACCELERATOR="cpu", OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE",
-    )  # fmt: skip
+def run(folder: str, rank: int, ranks: int) -> None:
     import pickle
 
     import numpy as np
     import torch
-    from deepspeed.utils import logger
 
     from algs.grpo import GRPO
     from configs.schema import Model, Train
@@ -37,7 +28,7 @@ def main() -> None:
         settings = TrainerSettings(model, train, 0.7, 0, 10, replay_folder=f"{folder}/replay_{ranks}/{name}")
         return Trainer(settings, Poisonable(GRPO.Params()), resolve("cpu"))
 
-    def poisoned_update(trainer, poison, batches):
+    def poisoned_update(trainer, poison, batches, step):
         is_here = rank == ranks - 1
         spoil = float("nan") if poison == "logits" else float("inf")
         norm = trainer.policy.hf_model.base_model.norm
@@ -51,35 +42,33 @@ def main() -> None:
         elif is_here and poison == "gradient":
             hook = norm.register_forward_hook(lambda m, a, output: output.register_hook(lambda g: g * spoil) and None)
         trainer.method.is_poisoned = is_here and poison == "loss"
-        found = trainer.step([batches], step=7)
+        found = trainer.step([batches], step=step)
         trainer.method.is_poisoned = False
         if hook is not None:
             hook.remove()
         return found
 
-    logger.setLevel("ERROR")
     with open(f"{folder}/micro_batches.pkl", "rb") as file:
         batches = pickle.load(file)[ranks][rank]
     results = {}
-    expected = {}
-    for stage, dtype, poison in CASES:
-        if (stage, dtype) not in expected:
-            clean = build(stage, dtype, "clean")
+
+    def weights(trainer):
+        return {name: tensor.detach().clone() for name, tensor in trainer.weights()}
+
+    def equal(a, b):
+        return all(torch.equal(a[name], b[name]) for name in b)
+
+    for stage, dtype in CASES:
+        clean, trainer = build(stage, dtype, "clean"), build(stage, dtype, f"{stage}_{dtype}")
+        for step, poison in enumerate(POISONS):
             clean.step([batches])
-            clean.step([batches])
-            expected[stage, dtype] = {name: tensor.detach().clone() for name, tensor in clean.weights()}
-        trainer = build(stage, dtype, f"{stage}_{dtype}_{poison}")
-        trainer.step([batches])
-        tally = poisoned_update(trainer, poison, batches)
-        in_a_row = trainer.skipped_in_a_row
-        last = trainer.step([batches])
-        same = all(torch.equal(tensor, expected[stage, dtype][name]) for name, tensor in trainer.weights())
-        results[stage, dtype, poison] = {
-            "same": same, "skipped": tally.totals["train/skipped_updates"], "in_a_row": in_a_row,
-            "after": trainer.skipped_in_a_row, "norm": last.means()["train/gradient_norm"],
-        }  # fmt: skip
+            good = trainer.step([batches])
+            before = weights(trainer)
+            tally = poisoned_update(trainer, poison, batches, step)
+            results[stage, dtype, poison] = {
+                "same": equal(weights(trainer), before),
+                "as if it never was": equal(before, weights(clean)),  # also what the earlier poisons left of Adam's state
+                "skipped": tally.totals["train/skipped_updates"], "in_a_row": trainer.skipped_in_a_row,
+                "norm": good.means()["train/gradient_norm"],
+            }  # fmt: skip
     torch.save(results, f"{folder}/results_{ranks}_{rank}.pt")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,9 +1,6 @@
 """The trainer's gradient does not depend on micro-batches, packing, order or ranks: every method, every aggregation."""
 
-import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +10,6 @@ import torch
 from algs.aggregation import MODES, token_weights
 from configs import algorithm
 from data_feeds.packing import pack
-from orchestration.devices import free_port
 from rollouts.records import Prompt, Trajectory
 from unit_tests.tiny_model import WORDS, write_tiny_model
 
@@ -72,7 +68,7 @@ def packed(made, columns, mode, order, budget, ranks, share):
 
 
 @pytest.fixture(scope="module")
-def gradients(tmp_path_factory):
+def gradients(tmp_path_factory, rank_groups):
     folder = tmp_path_factory.mktemp("family")
     torch.manual_seed(0)
     write_tiny_model(folder / "model")
@@ -87,16 +83,7 @@ def gradients(tmp_path_factory):
     (folder / "packed.pkl").write_bytes(pickle.dumps(plan))
     found = {}
     for ranks in (1, 2):
-        port, environment = str(free_port()), {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
-        processes = [
-            subprocess.Popen(
-                [sys.executable, str(HERE / "family_rank.py"), str(folder), str(rank), str(ranks), port],
-                env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            )
-            for rank in range(ranks)
-        ]  # fmt: skip
-        outputs = [process.communicate(timeout=240)[0] for process in processes]
-        assert all(process.returncode == 0 for process in processes), "\n".join(outputs)[-4000:]
+        rank_groups[ranks].run("unit_tests.orchestration.family_rank", folder)
         found.update(torch.load(folder / f"gradients_{ranks}_0.pt"))
     return found
 

@@ -1,9 +1,6 @@
 """An update with an Inf or NaN anywhere, on any rank, leaves no trace in the weights, and is kept whole."""
 
-import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +8,8 @@ import pytest
 import torch
 
 from data_feeds.packing import pack
-from orchestration.devices import free_port
 from rollouts.records import Prompt, Trajectory
-from unit_tests.orchestration.nonfinite_rank import CASES
+from unit_tests.orchestration.nonfinite_rank import CASES, POISONS
 from unit_tests.tiny_model import WORDS, write_tiny_model
 
 HERE = Path(__file__).parent
@@ -38,7 +34,7 @@ def trajectories() -> list[Trajectory]:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def results(tmp_path_factory, rank_groups):
     folder = tmp_path_factory.mktemp("nonfinite")
     torch.manual_seed(0)
     write_tiny_model(folder / "model")
@@ -50,31 +46,22 @@ def results(tmp_path_factory):
     (folder / "micro_batches.pkl").write_bytes(pickle.dumps(packed))
     found = {}
     for ranks in (1, 2):
-        port = str(free_port())
-        environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
-        processes = [
-            subprocess.Popen(
-                [sys.executable, str(HERE / "nonfinite_rank.py"), str(folder), str(rank), str(ranks), port],
-                env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            )
-            for rank in range(ranks)
-        ]  # fmt: skip
-        outputs = [process.communicate(timeout=240)[0] for process in processes]
-        assert all(process.returncode == 0 for process in processes), "\n".join(outputs)[-4000:]
+        rank_groups[ranks].run("unit_tests.orchestration.nonfinite_rank", folder)
         for rank in range(ranks):
             found[ranks, rank] = torch.load(folder / f"results_{ranks}_{rank}.pt", weights_only=False)
     return folder, found
 
 
+@pytest.mark.parametrize("poison", POISONS)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_poisoned_update_is_skipped_on_all_ranks_and_leaves_no_trace(results, case, ranks):
+def test_a_poisoned_update_is_skipped_on_all_ranks_and_leaves_no_trace(results, case, poison, ranks):
     _, found = results
     for rank in range(ranks):
-        one = found[ranks, rank][case]
-        assert one["in_a_row"] == 1, "it was not skipped"
-        assert one["same"], "the weights differ from a run that never saw it"
-        assert one["after"] == 0
+        one = found[ranks, rank][(*case, poison)]
+        assert one["in_a_row"] == 1, "it was not skipped, or the good update before it did not end the row"
+        assert one["same"], "it changed the weights"
+        assert one["as if it never was"], "good updates after a skipped one differ from a run that never saw it"
         assert np.isfinite(one["norm"])
         assert one["norm"] > 0
         assert one["skipped"] == (1.0 if rank == 0 else 0.0), "counted once, not once per rank"
@@ -83,9 +70,9 @@ def test_a_poisoned_update_is_skipped_on_all_ranks_and_leaves_no_trace(results, 
 def test_the_skipped_update_is_kept_with_its_weights(results):
     folder, _ = results
     for ranks in (1, 2):
-        saved = folder / f"replay_{ranks}" / "1_float32_advantage" / "step_000007_update_0"
-        assert sorted(p.name for p in saved.iterdir()) == ["policy", *(f"rank_{r}.pkl" for r in range(ranks))]
-        step, live, reason = pickle.loads((saved / f"rank_{ranks - 1}.pkl").read_bytes())
-        assert (step.step, step.rank, step.ranks, reason) == (7, ranks - 1, ranks, "not finite")
-        assert np.isnan(step.batches[-1].advantages[0])
-        assert np.isnan(live.sums["train/loss"])
+        kept = sorted((folder / f"replay_{ranks}" / "1_float32").iterdir())
+        assert [p.name for p in kept] == ["step_000002_update_0", "step_000003_update_0"], "the last two are kept"
+        assert sorted(p.name for p in kept[0].iterdir()) == ["policy", *(f"rank_{r}.pkl" for r in range(ranks))]
+        step, live, reason = pickle.loads((kept[0] / f"rank_{ranks - 1}.pkl").read_bytes())
+        assert (step.step, step.rank, step.ranks, reason) == (2, ranks - 1, ranks, "not finite")
+        assert np.isfinite(live.sums["train/loss"]), "the gradient was poisoned, not the loss"

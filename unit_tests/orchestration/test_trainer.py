@@ -2,11 +2,7 @@
 
 import itertools
 import math
-import os
 import pickle
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -95,7 +91,7 @@ def reference(folder: Path, case: str, trajectories: list[Trajectory]) -> dict[s
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, rank_groups):
     """Model and micro-batches, and what one process and two processes made of them."""
     folder = tmp_path_factory.mktemp("trainer")
     torch.manual_seed(0)
@@ -115,24 +111,8 @@ def folder(tmp_path_factory):
     assert any(len(update[0]) > 1 for update in packed["zero1", 2]), "the case should need several micro-batches"
     (folder / "micro_batches.pkl").write_bytes(pickle.dumps(packed))
     for ranks in (1, 2):
-        run_ranks(folder, ranks)
+        rank_groups[ranks].run("unit_tests.orchestration.trainer_rank", folder)
     return folder
-
-
-def run_ranks(folder: Path, ranks: int) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(HERE / "trainer_rank.py"), str(folder), str(rank), str(ranks), port],
-            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for rank in range(ranks)
-    ]  # fmt: skip
-    outputs = [process.communicate(timeout=240)[0] for process in processes]
-    assert all(process.returncode == 0 for process in processes), "\n".join(outputs)[-4000:]
 
 
 @pytest.mark.parametrize("case", list(trainer_rank.CASES))

@@ -155,6 +155,16 @@ def test_a_reward_that_is_not_finite_shows_in_the_advantages():
         assert trained(updates[0]) == [0, 1], "a group of nothing but NaN must not pass for one without variance"
 
 
+def test_an_engines_log_probability_that_is_not_finite_shows_in_the_advantages():
+    groups = [group(0, [1.0, 0.0])]
+    groups[0].trajectories[1].behavior_logprobs[2] = float("nan")
+    updates, _ = prepare_updates(
+        groups, GRPO(GRPO.Params()), config({"corrections": ["token_mask"]}), 0, nothing_frozen
+    )
+    (batch,) = updates[0][0]
+    assert np.isnan(batch.advantages).tolist() == [False] * 5 + [True]
+
+
 class TooShort(GRPO):
     def advantages(self, groups):
         return torch.zeros(1)

@@ -1,10 +1,7 @@
-"""One trainer rank of test_trainer.py, run as a process: python trainer_rank.py FOLDER RANK RANKS PORT.
+"""One trainer rank of test_trainer.py; see ranks.py.
 
 Trains a tiny model for one step under each case and, on rank 0, saves the resulting weights.
 """
-
-import os
-import sys
 
 CASES = {  # name: ZeRO stage, micro-batch budget, updates per step, KL coefficient, share prompts
     "zero0": (0, 10**6, 1, 0.0, True),
@@ -19,17 +16,11 @@ LEARNING_RATE = 0.1
 EPS = 1.0  # AdamW's step is then smooth in the gradient: equal weights mean equal gradients
 
 
-def main() -> None:
-    folder, rank, ranks, port = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-    os.environ.update(
-        RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
-        DS_ACCELERATOR="cpu", OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE",
-    )  # fmt: skip
+def run(folder: str, rank: int, ranks: int) -> None:
     import pickle
     from dataclasses import replace
 
     import torch
-    from deepspeed.utils import logger
 
     from algs.grpo import GRPO
     from configs.objective import KL, Objective
@@ -38,7 +29,6 @@ def main() -> None:
     from orchestration.trainer import Trainer
     from orchestration.trainer_settings import TrainerSettings
 
-    logger.setLevel("ERROR")
     with open(f"{folder}/micro_batches.pkl", "rb") as file:
         micro_batches = pickle.load(file)
     for name, (stage, _, updates, kl_coef, _) in CASES.items():
@@ -60,7 +50,3 @@ def main() -> None:
         tally = trainer.step(filled)
         weights = {name: tensor.detach().clone() for name, tensor in trainer.weights()}
         torch.save((weights, tally), f"{folder}/{name}_{ranks}_{rank}.pt")
-
-
-if __name__ == "__main__":
-    main()

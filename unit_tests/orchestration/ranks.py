@@ -1,0 +1,69 @@
+"""Trainer ranks as plain processes that live for the whole test session: importing DeepSpeed takes longer than most tests.
+
+A piece of work is a module with `run(folder, rank, ranks)`, executed by all ranks together, with the process group set up.
+"""
+
+import importlib
+import multiprocessing
+import os
+import traceback
+from pathlib import Path
+
+from orchestration.devices import free_port
+
+TIMEOUT_SECONDS = 300
+
+
+class Ranks:
+    """`count` processes in one process group on this machine's CPU."""
+
+    def __init__(self, count: int) -> None:
+        port, context = free_port(), multiprocessing.get_context("spawn")
+        self.members = []
+        for rank in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs, rank, count, port), daemon=True)
+            process.start()
+            theirs.close()
+            self.members.append((process, ours))
+
+    def run(self, module: str, folder: Path) -> None:
+        """Raises AssertionError with every traceback when a rank fails, dies or does not come back."""
+        for _, connection in self.members:
+            connection.send((module, str(folder)))
+        failures = []
+        for rank, (process, connection) in enumerate(self.members):
+            try:
+                answer = connection.recv() if connection.poll(TIMEOUT_SECONDS) else "did not come back"
+            except EOFError:
+                answer = f"died with exit code {process.exitcode}"
+            if answer is not None:
+                failures.append(f"rank {rank}: {answer}")
+        assert not failures, "\n".join(failures)
+
+    def close(self) -> None:
+        for process, connection in self.members:
+            connection.close()
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+
+
+def _serve(connection, rank: int, ranks: int, port: int) -> None:
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
+        DS_ACCELERATOR="cpu", OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE",
+    )  # fmt: skip
+    while True:
+        try:
+            module, folder = connection.recv()
+        except EOFError:
+            return
+        try:
+            from deepspeed.utils import logger
+
+            logger.setLevel("ERROR")
+            importlib.import_module(module).run(folder, rank, ranks)
+            connection.send(None)
+        except BaseException:  # noqa: BLE001 whatever it is, the test is to show it
+            connection.send(traceback.format_exc())
