@@ -12,8 +12,9 @@ and held-out prompts. What a method's own file adds is part of the method and co
 filtered groups (dapo), a critic and the steps that only it learns in (ppo). The columns of cost say how much.
 More than one update per step, or ratios are 1 and most methods are the same.
 
-Cost: about 3 minutes (160 to 200 s) a run of 30 steps on 2 quiet cores, start-up of half a minute included, more with a
-critic or refills: 24 runs take one and a half hours. Each keeps its last checkpoint, 0.3 GB.
+Cost: GRPO's 30 steps with one update each take 160 s on 2 quiet cores, start-up of half a minute included. Expect about
+200 s a run with two updates, more with a critic or refills: about an hour and a half for 24 runs. Each keeps its last
+checkpoint, 0.3 GB.
 
 Exit codes: 0 done, 1 a run failed (the others were made all the same), 2 a mistake in the arguments, 130 interrupted.
 """
@@ -21,6 +22,7 @@ Exit codes: 0 done, 1 a run failed (the others were made all the same), 2 a mist
 from __future__ import annotations
 
 import argparse
+import fcntl
 import importlib.util
 import math
 import os
@@ -28,7 +30,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -113,9 +116,9 @@ def waiting(jobs: Sequence[Job]) -> list[Job]:
 def difference(there: dict[str, Any], wanted: dict[str, Any], above: str = "") -> str | None:
     """The first key with another value, as "train.steps is 20, not 30". A key that only one side has does not count:
     it came or went with a version of the schema."""
-    for key in there.keys() & wanted.keys():
+    for key in there:
         place = f"{above}{key}"
-        if place in ("run.dir", "run.name") or there[key] == wanted[key]:
+        if key not in wanted or place in ("run.dir", "run.name") or there[key] == wanted[key]:
             continue
         if not (isinstance(there[key], dict) and isinstance(wanted[key], dict)):
             return f"{place} is {there[key]}, not {wanted[key]}"
@@ -127,9 +130,22 @@ def difference(there: dict[str, Any], wanted: dict[str, Any], above: str = "") -
 # ---- running ----
 
 
-def run_all(jobs: Sequence[Job]) -> list[Job]:
-    """Make the runs that are missing; returns those that failed."""
-    todo = waiting(jobs)
+@contextmanager
+def sole_user(folder: Path) -> Iterator[None]:
+    """Raises: ValueError when another comparison is running in the folder: it would take our run for a dead one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"another comparison is running in {folder}; wait for it, or choose another --out"
+            ) from None
+        yield
+
+
+def run_all(jobs: Sequence[Job], todo: Sequence[Job]) -> list[Job]:
+    """Make the runs in `todo`; returns those that failed."""
     seconds: dict[str, list[float]] = {}
     for job in jobs:
         if job not in todo and (run := finished(job.path, job.method, job.seed)):
@@ -140,17 +156,26 @@ def run_all(jobs: Sequence[Job]) -> list[Job]:
         left = seconds_left([job.method for job in todo[place:]], seconds)
         rest = "" if left is None else f"; about {clock(left)} left for all"
         print(f"[{place + 1}/{len(todo)}] {job.name}: output in {job.log}{rest}", flush=True)
-        began = time.monotonic()
-        code = train(job)
-        run = finished(job.path, job.method, job.seed)
-        if code == 0 and run is not None:
-            seconds.setdefault(job.method, []).append(time.monotonic() - began)
-            print(f"    held-out accuracy {run.accuracy[-1][1]:.3f} in {clock(seconds[job.method][-1])}", flush=True)
-        else:
+        took = made(job)
+        if took is None:
             failed.append(job)
-            tail = job.log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]
-            print(f"    FAILED with exit code {code}; the end of its output:", *tail, sep="\n    | ", flush=True)
+        else:
+            seconds.setdefault(job.method, []).append(took)
     return failed
+
+
+def made(job: Job) -> float | None:
+    """Train, say how it went; returns the seconds it took, None when it failed."""
+    began = time.monotonic()
+    code = train(job)
+    took = time.monotonic() - began
+    run = finished(job.path, job.method, job.seed)
+    if code == 0 and run is not None:
+        print(f"    held-out accuracy {run.accuracy[-1][1]:.3f} in {clock(took)}", flush=True)
+        return took
+    tail = job.log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]
+    print(f"    FAILED with exit code {code}; the end of its output:", *tail, sep="\n    | ", flush=True)
+    return None
 
 
 def seconds_left(methods: Sequence[str], seconds: dict[str, list[float]]) -> float | None:
@@ -163,7 +188,6 @@ def train(job: Job) -> int:
     """Run main_rl.py to its end; returns its exit code. What an earlier attempt left is moved aside."""
     if job.path.exists():
         print(f"    an unfinished run was there; it is now {move_aside(job)}", flush=True)
-    job.log.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "main_rl.py", "--config", job.config_file, "--run-dir", str(job.path)]
     command += [part for override in job.overrides for part in ("--set", override)]
     with job.log.open("w", encoding="utf-8") as log:
@@ -212,11 +236,14 @@ def write_report(jobs: Sequence[Job], table: Path, figure: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parsed(arguments)
     signal.signal(signal.SIGTERM, interrupt)
-    jobs = planned(options)
+    jobs, failed = planned(options), []
     try:
         if importlib.util.find_spec("matplotlib") is None:
             raise ValueError("the figure needs matplotlib: make install-dev")
-        failed = [] if options.report_only else run_all(jobs)
+        if not options.report_only:
+            todo = waiting(jobs)
+            with sole_user(options.out):
+                failed = run_all(jobs, todo)
         if len(failed) < len(jobs):
             write_report(jobs, options.out / "comparison.md", options.plot or options.out / "comparison.svg")
     except ValueError as error:

@@ -54,28 +54,33 @@ def draw(runs: Sequence[Run]) -> str:
             upper, lower = grid[2 * block, column], grid[2 * block + 1, column]
             for axes in (upper, lower):
                 axes.set_visible(True)
-            upper.set_title(f"{method}   {final_mean(found):.3f}", fontsize=11, fontweight="bold", loc="left")
+            upper.set_title(f"{method} {final_mean(found):.3f}", fontsize=11, fontweight="bold", loc="left")
             panel(upper, accuracy[method], BLUE, accuracy.get(BASELINE) if method != BASELINE else None)
             behind = reward.get(BASELINE) if method != BASELINE and method not in odd else None
             panel(lower, reward[method], ORANGE, behind)
             if method in odd:
                 lower.text(0.97, 0.06, "other reward parts", transform=lower.transAxes, ha="right", color=INK)
+            upper.tick_params(labelbottom=False)
             lower.set_xlabel("step")
             if column == 0:
-                upper.set_ylabel(f"held-out {greedily(runs)}accuracy")
-                lower.set_ylabel(f"reward, mean of {SMOOTHING_STEPS} steps")
+                upper.set_ylabel("held-out accuracy")
+                lower.set_ylabel("sampled reward")
         for curves, axes in ((accuracy, grid[0::2]), (reward, grid[1::2])):
             limits(list(axes.flat), [curve for several in curves.values() for curve in several])
         figure.suptitle(legend(runs, BASELINE in groups and len(groups) > 1), fontsize=10.5, x=0.01, ha="left")
         text = StringIO()
-        figure.savefig(text, format="svg", metadata={"Date": None})
+        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     return "".join(line.rstrip() + "\n" for line in text.getvalue().splitlines())
 
 
 def legend(runs: Sequence[Run], grey: bool) -> str:
     seeds = len({run.seed for run in runs})
     lines = f"mean of {seeds} seeds, band from the lowest to the highest" if seeds > 1 else "one seed"
-    return f"Line: {lines}{f'; grey: {BASELINE}' if grey else ''}. Beside the name: final held-out accuracy"
+    behind = f" Grey: {BASELINE}." if grey else ""
+    return (
+        f"Line: {lines}.{behind} Beside the name: final held-out {greedily(runs)}accuracy.\n"
+        f"Sampled reward: of the training responses, mean of {SMOOTHING_STEPS} steps."
+    )
 
 
 def rewards(run: Run) -> Curve:
@@ -102,7 +107,7 @@ def panel(axes: Axes, curves: Sequence[Curve], colour: str, behind: Sequence[Cur
     axes.fill_between(steps, low, high, color=colour, alpha=0.22, linewidth=0)
     axes.plot(steps, means, color=colour, linewidth=2)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
 
 
 def limits(several: Sequence[Axes], curves: Sequence[Curve]) -> None:
