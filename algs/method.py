@@ -53,6 +53,9 @@ class PolicyMethod:
 
     Params: ClassVar[type[MethodParams]]
     aggregation: ClassVar[str] = "token_mean"  # the paper's; objective.aggregation overrides it
+    # What it learns from: "prompts" it answers itself (reinforcement learning), or rows of "demonstrations", of "pairs" (a
+    # chosen and a rejected response), or of "labels" (a response and whether it is desirable).
+    data: ClassVar[str] = "prompts"
 
     def __init__(self, params: Any) -> None:
         self.params = params

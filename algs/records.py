@@ -59,6 +59,7 @@ class PolicyTokens:
     values: Tensor | None = None  # [N] the critic's V, with gradient; present when needs() names it
     old_values: Tensor | None = None  # [N] V at the start of the step
     returns: Tensor | None = None  # [N] what V should have been: the method's returns()
+    chosen: Tensor | None = None  # [S] bool; preference data: the preferred response of its pair, or a desirable one
     step_sums: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     # the method's step_sums() over every action token of the optimizer step, all micro-batches and ranks; each a scalar
 
@@ -70,14 +71,39 @@ class PolicyTokens:
         """Mean over each trajectory's tokens. x [N] -> [S]; a trajectory with no token here gives 0."""
         return self.sequence_sum(x) / self.sequence_sum(torch.ones_like(x)).clamp(min=1)
 
+    def pairs(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The chosen and the rejected response's number of each pair. x [S] -> [P], [P], pairs in the order of `group`.
+
+        Raises:
+            ValueError: a group is not one chosen and one rejected response.
+        """
+        assert self.chosen is not None, "these are no preference data"
+        chosen, rejected = self.chosen.nonzero()[:, 0], (~self.chosen).nonzero()[:, 0]
+        chosen = chosen[self.group[chosen].argsort()]
+        rejected = rejected[self.group[rejected].argsort()]
+        if not torch.equal(self.group[chosen], self.group[rejected]) or self.group[chosen].unique().numel() < len(
+            chosen
+        ):
+            raise ValueError("every pair must be one chosen and one rejected response, in one micro-batch")
+        return x[chosen], x[rejected]
+
+    def on_pair_tokens(self, x: Tensor) -> Tensor:
+        """Each pair's number on all tokens of its two responses. x [P], pairs in the order of `group` -> [N]
+
+        Under `prompt_mean`, which weighs a token with 1 / (P * tokens of its pair), such a loss is the mean over pairs.
+        """
+        return x[self.group.unique(return_inverse=True)[1]][self.sequence]
+
 
 @dataclasses.dataclass(frozen=True)
 class TokenLoss:
-    """A method's answer: the loss of each token, and named per-token metrics (reduced as sum and count, never as means
-    of means)."""
+    """A method's answer: the loss of each token, and named metrics, which are means over whatever they have one entry of:
+    tokens, responses or pairs (reduced as sum and count, never as means of means)."""
 
     values: Tensor  # [N] float32, minimised
-    metrics: dict[str, Tensor] = dataclasses.field(default_factory=dict)  # each [N], detached by the trainer
+    metrics: dict[str, Tensor] = dataclasses.field(
+        default_factory=dict
+    )  # each [N], [S] or [P]; detached by the trainer
     critic: Tensor | None = None  # [N] float32, the value loss, minimised beside it; never corrected off-policy
 
 

@@ -19,5 +19,8 @@ class SFT(PolicyMethod):
     class Params(MethodParams):
         pass
 
+    aggregation = "token_mean"
+    data = "demonstrations"
+
     def loss(self, t: PolicyTokens) -> TokenLoss:
         return TokenLoss(-t.logprobs)

@@ -19,6 +19,7 @@ class StepSums:
         self.tokens = 0
         self.forward_tokens = 0
         self.sums: dict[str, Tensor] = {}
+        self.counts: dict[str, int] = {}
         self.maxima: dict[str, Tensor] = {}
 
     @torch.no_grad()
@@ -30,7 +31,7 @@ class StepSums:
         loss: Tensor,
         critic_loss: Tensor | None,
     ) -> None:
-        """One micro-batch. `metrics` are per token, [N], by their full names."""
+        """One micro-batch. `metrics` have one entry per token, response or pair, by their full names."""
         self.forward_tokens += prepared.input_ids.shape[1]
         self.loss = self.loss + loss.detach()
         if critic_loss is not None:
@@ -50,6 +51,7 @@ class StepSums:
 
     def _put(self, name: str, values: Tensor) -> None:
         self.sums[name] = self.sums.get(name, 0.0) + values.detach().double().sum()
+        self.counts[name] = self.counts.get(name, 0) + values.numel()
 
     def _max(self, name: str, values: Tensor) -> None:
         largest = values.max()
@@ -65,7 +67,7 @@ class StepSums:
         tally.total("train/tokens", self.forward_tokens)
         tally.total("train/action_tokens", self.tokens)
         for name, value in self.sums.items():
-            tally.add(name, float(value), self.tokens)
+            tally.add(name, float(value), self.counts[name])
         for name, value in self.maxima.items():
             tally.maximum(name, float(value))
         return tally
