@@ -65,8 +65,8 @@ def reference_logprobs(model: LlamaForCausalLM, prompt: list[int], made: Generat
     return chosen.numpy().astype(np.float32)
 
 
-class Stack:
-    """One engine with an event loop of its own, and what it should hold."""
+class Pair:
+    """One engine with an event loop of its own, and the model whose weights it should hold."""
 
     def __init__(self, folder: Path, **engine: Any) -> None:
         self.loop = asyncio.new_event_loop()
@@ -119,10 +119,15 @@ class Stack:
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    stack = Stack(tmp_path_factory.mktemp("engine"))
-    yield stack
-    stack.close()
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    receiver = "unit_tests.e2e.forgetful_receiver.ForgetfulExtension"
+    pair = Pair(
+        tmp_path_factory.mktemp("engine"),
+        worker_extension_cls=receiver,
+        weight_transfer_config={"backend": "forgetful"},
+    )
+    yield pair
+    pair.close()
 
 
 @pytest.fixture
@@ -134,35 +139,35 @@ def publisher(tmp_path: Path) -> Iterator[WeightPublisher]:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("method", ["direct", "disk"])
-def test_engine_holds_the_published_weights(stack: Stack, tmp_path: Path, method: Any, temperature: float) -> None:
+def test_engine_holds_the_published_weights(pair: Pair, tmp_path: Path, method: Any, temperature: float) -> None:
     sampling = Sampling(max_new_tokens=24, temperature=temperature)
-    stack.generate(sampling)  # fills the prefix cache under the old weights
+    pair.generate(sampling)  # fills the prefix cache under the old weights
     publisher = WeightPublisher(method, tmp_path / "weights")
-    stack.sync(publisher, seed=100 * len(method) + int(10 * temperature))
-    made = stack.generate(sampling)
+    pair.sync(publisher, seed=100 * len(method) + int(10 * temperature))
+    made = pair.generate(sampling)
     publisher.close()
-    assert stack.gap(made, temperature) < 1e-4
-    assert all((m.versions == stack.version).all() for m in made)
-    assert stack.engine.version() == stack.version
+    assert pair.gap(made, temperature) < 1e-4
+    assert all((m.versions == pair.version).all() for m in made)
+    assert pair.engine.version() == pair.version
 
 
-def test_greedy_logprobs_are_those_of_temperature_one(stack: Stack) -> None:
+def test_greedy_logprobs_are_those_of_temperature_one(pair: Pair) -> None:
     sampling = Sampling(max_new_tokens=8, temperature=0.0)
-    assert stack.gap(stack.generate(sampling), sampling.trainer_temperature) < 1e-4
+    assert pair.gap(pair.generate(sampling), sampling.trainer_temperature) < 1e-4
 
 
-def test_tokens_end_with_the_end_of_sequence_token_or_at_the_limit(stack: Stack) -> None:
-    for made in stack.generate(Sampling(max_new_tokens=32), samples=16):
+def test_tokens_end_with_the_end_of_sequence_token_or_at_the_limit(pair: Pair) -> None:
+    for made in pair.generate(Sampling(max_new_tokens=32), samples=16):
         assert made.finish_reason == ("stop" if made.token_ids[-1] == 1 else "length")
         assert len(made.token_ids) == 32 or made.finish_reason == "stop"
         assert 1 not in made.token_ids[:-1]
 
 
-def test_a_stop_string_ends_a_response_and_stays_in_its_tokens(stack: Stack) -> None:
+def test_a_stop_string_ends_a_response_and_stays_in_its_tokens(pair: Pair) -> None:
     sampling = Sampling(max_new_tokens=64, seeded=True)
-    freely = stack.generate(sampling)
+    freely = pair.generate(sampling)
     word = int(freely[0].token_ids[4])
-    stopped = stack.generate(Sampling(max_new_tokens=64, seeded=True, stop=(f"w{word:03d}",)))
+    stopped = pair.generate(Sampling(max_new_tokens=64, seeded=True, stop=(f"w{word:03d}",)))
     for free, cut in zip(freely, stopped, strict=True):
         where = np.flatnonzero(free.token_ids == word)
         expected = free.token_ids[: where[0] + 1] if len(where) else free.token_ids
@@ -171,29 +176,29 @@ def test_a_stop_string_ends_a_response_and_stays_in_its_tokens(stack: Stack) -> 
         assert cut.finish_reason == ("stop" if len(where) else free.finish_reason)
 
 
-def test_seeds_are_a_function_of_step_prompt_and_sample(stack: Stack) -> None:
+def test_seeds_are_a_function_of_step_prompt_and_sample(pair: Pair) -> None:
     sampling = Sampling(max_new_tokens=12, seeded=True, run_seed=3)
-    first, again = (stack.generate(sampling, step=1, samples=2) for _ in range(2))
-    other_step = stack.generate(sampling, step=2, samples=2)
+    first, again = (pair.generate(sampling, step=1, samples=2) for _ in range(2))
+    other_step = pair.generate(sampling, step=2, samples=2)
     tokens = [[m.token_ids.tolist() for m in made] for made in (first, again, other_step)]
     assert tokens[0] == tokens[1]
     assert all(a != b for a, b in zip(tokens[0], tokens[2], strict=True))
     assert all(tokens[0][i] != tokens[0][i + 1] for i in range(0, 8, 2))  # the two samples of a prompt
 
 
-def test_an_update_in_flight_leaves_both_versions_in_a_response(stack: Stack, publisher: WeightPublisher) -> None:
-    old_model, old_version = stack.model, stack.version
+def test_an_update_in_flight_leaves_both_versions_in_a_response(pair: Pair, publisher: WeightPublisher) -> None:
+    old_model, old_version = pair.model, pair.version
     prompt, sampling = PROMPTS[2], Sampling(max_new_tokens=400)
 
     async def update_while_generating() -> list[Generation]:
-        calls = await stack.begin(prompt, sampling, samples=8)
-        await stack.engine.load_weights(old_version + 1, update)
+        calls = await pair.begin(prompt, sampling, samples=8)
+        await pair.engine.load_weights(old_version + 1, update)
         return await asyncio.gather(*calls)
 
     new_model = random_model(77)
     update = publisher.publish(old_version + 1, published_tensors(new_model))
-    made = stack.run(update_while_generating())
-    stack.model, stack.version = new_model, old_version + 1
+    made = pair.run(update_while_generating())
+    pair.model, pair.version = new_model, old_version + 1
     crossed = [m for m in made if len(set(m.versions.tolist())) == 2]
     assert crossed, "no response was running when the weights changed"
     for generation in crossed:
@@ -206,48 +211,48 @@ def test_an_update_in_flight_leaves_both_versions_in_a_response(stack: Stack, pu
         assert old[~made_by_old].mean() > 0.1
 
 
-def test_abort_returns_what_there_is(stack: Stack) -> None:
+def test_abort_returns_what_there_is(pair: Pair) -> None:
     async def abort_while_generating() -> list[Generation]:
-        calls = await stack.begin(PROMPTS[0], Sampling(max_new_tokens=450), samples=8)
-        await stack.engine.abort()
+        calls = await pair.begin(PROMPTS[0], Sampling(max_new_tokens=450), samples=8)
+        await pair.engine.abort()
         return await asyncio.gather(*calls)
 
-    aborted = [m for m in stack.run(abort_while_generating()) if m.finish_reason == "abort"]
+    aborted = [m for m in pair.run(abort_while_generating()) if m.finish_reason == "abort"]
     assert aborted, "nothing was running when the engine was told to abort"
     for made in aborted:
         assert 0 < len(made.token_ids) < 450
         assert len(made.token_ids) == len(made.logprobs) == len(made.versions)
 
 
-def test_nothing_is_generated_while_paused(stack: Stack) -> None:
+def test_nothing_is_generated_while_paused(pair: Pair) -> None:
     async def pause_and_resume() -> Generation:
-        await stack.engine.pause()
-        call = asyncio.ensure_future(stack.engine.generate(PROMPTS[0], Sampling(max_new_tokens=1), 0, "p", 0))
+        await pair.engine.pause()
+        call = asyncio.ensure_future(pair.engine.generate(PROMPTS[0], Sampling(max_new_tokens=1), 0, "p", 0))
         done, _ = await asyncio.wait([call], timeout=0.5)
         assert not done
-        await stack.engine.resume()
+        await pair.engine.resume()
         return await call
 
-    assert len(stack.run(pause_and_resume()).token_ids) == 1
+    assert len(pair.run(pause_and_resume()).token_ids) == 1
 
 
-def test_an_engine_wakes_from_sleep_with_its_weights(stack: Stack) -> None:
-    stack.run(stack.engine.sleep())
-    stack.run(stack.engine.wake())
-    assert stack.gap(stack.generate(Sampling(max_new_tokens=8)), 1.0) < 1e-4
+def test_an_engine_wakes_from_sleep_with_its_weights(pair: Pair) -> None:
+    pair.run(pair.engine.sleep())
+    pair.run(pair.engine.wake())
+    assert pair.gap(pair.generate(Sampling(max_new_tokens=8)), 1.0) < 1e-4
 
 
-def test_a_partial_or_corrupted_update_is_refused(stack: Stack, publisher: WeightPublisher) -> None:
+def test_a_partial_or_corrupted_update_is_refused(pair: Pair, publisher: WeightPublisher) -> None:
     model, sampling = random_model(5), Sampling(max_new_tokens=8)
     tensors = published_tensors(model)
 
     def refused(update: dict[str, Any], why: str) -> None:
         with pytest.raises(WeightLoadError, match=why):
-            stack.run(stack.engine.load_weights(update["version"], update))
+            pair.run(pair.engine.load_weights(update["version"], update))
         with pytest.raises(WeightLoadError, match=why):
-            stack.generate(sampling)
+            pair.generate(sampling)
 
-    version = stack.version + 1
+    version = pair.version + 1
     without_key = [(name, t) for name, t in tensors if "layers.1.self_attn.k_proj" not in name]
     refused(publisher.publish(version, without_key), r"layers\.1\.self_attn\.qkv_proj \(6144 of 8192\)")
     refused(publisher.publish(version, [*tensors, ("model.layers.0.bogus", torch.zeros(2))]), "bogus")
@@ -260,29 +265,27 @@ def test_a_partial_or_corrupted_update_is_refused(stack: Stack, publisher: Weigh
     publisher.close()
     refused(removed, "cannot be mapped")
 
-    stack.sync(publisher, seed=6)  # a whole version mends it
-    assert stack.gap(stack.generate(sampling), 1.0) < 1e-4
+    pair.sync(publisher, seed=6)  # a whole version mends it
+    assert pair.gap(pair.generate(sampling), 1.0) < 1e-4
 
 
-def test_the_probe_catches_a_stale_tied_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    stack = Stack(
-        tmp_path,
-        worker_extension_cls="forgetful_receiver.ForgetfulExtension",
-        weight_transfer_config={"backend": "forgetful"},
-    )
-    publisher = WeightPublisher("direct", tmp_path / "weights")
-    sampling = Sampling(max_new_tokens=8)
-    tolerance = TOLERANCE_BY_DTYPE["float32"]
-    try:
-        made = stack.generate(sampling)
-        before = [reference_logprobs(stack.model, p, m, 1.0) for p, m in zip(PROMPTS, made, strict=True)]
-        assert compare([m.logprobs for m in made], before, tolerance).mean_gap < 1e-4
-        stack.sync(publisher, seed=1)
-        made = stack.generate(sampling)
-        after = [reference_logprobs(stack.model, p, m, 1.0) for p, m in zip(PROMPTS, made, strict=True)]
-        with pytest.raises(ProbeFailed, match="mean gap"):
-            compare([m.logprobs for m in made], after, tolerance)
-    finally:
-        publisher.close()
-        stack.close()
+def test_the_probe_catches_a_stale_tied_head(pair: Pair, publisher: WeightPublisher) -> None:
+    sampling, tolerance = Sampling(max_new_tokens=8), TOLERANCE_BY_DTYPE["float32"]
+
+    def mean_gap() -> float:
+        made = pair.generate(sampling)
+        ours = [reference_logprobs(pair.model, p, m, 1.0) for p, m in zip(PROMPTS, made, strict=True)]
+        return compare([m.logprobs for m in made], ours, tolerance).mean_gap
+
+    def forget(forgets: bool) -> None:
+        pair.run(pair.engine._llm.collective_rpc("forget", args=(forgets,)))
+
+    pair.sync(publisher, seed=8)
+    assert mean_gap() < 1e-4
+    forget(True)
+    pair.sync(publisher, seed=9)
+    with pytest.raises(ProbeFailed, match="mean gap"):
+        mean_gap()
+    forget(False)
+    pair.sync(publisher, seed=10)
+    assert mean_gap() < 1e-4

@@ -5,11 +5,11 @@ Each starts everything anew, so what can be seen without a command line is in te
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -26,14 +26,16 @@ PHASES = ("generate", "reward", "train", "sync", "eval", "checkpoint")
 pytestmark = pytest.mark.e2e
 
 
-def command(*arguments, mark="", timeout=600, **variables):
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", MARK: mark, **variables}
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout
-    )
+def started(*arguments, mark, **variables):
+    """A command in a process group of its own, as a terminal starts it."""
+    return subprocess.Popen(
+        [sys.executable, *arguments], cwd=ROOT, env={**os.environ, "PYTHONUNBUFFERED": "1", MARK: str(mark), **variables},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a background shell ignores it
+    )  # fmt: skip
 
 
-def run_rl(run, model, *settings, **variables):
+def started_rl(run, model, *settings, **variables):
     sets = [
         f"model.path={model}",
         f"data.sources.0.file={model}/data/train.jsonl",
@@ -42,16 +44,25 @@ def run_rl(run, model, *settings, **variables):
     ]
     flags = [flag for setting in sets for flag in ("--set", setting)]
     main = ("main_rl.py", "--config", "configs/grpo_tiny.yaml", "--run-dir", str(run))
-    return command(*main, *flags, mark=str(run), **variables)
+    return started(*main, *flags, mark=run, **variables)
+
+
+@contextmanager
+def ending(process):
+    """Whatever happens in the block, the process is gone after it."""
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.communicate(timeout=60)
 
 
 @pytest.fixture(scope="module")
 def finished(tiny_model, tmp_path_factory):
-    """A finished run: two ranks under ZeRO-2, a reference policy, several micro-batches a step."""
+    """A finished run and what it printed: two ranks under ZeRO-2, a reference policy, several micro-batches a step."""
     run = tmp_path_factory.mktemp("runs") / "tiny"
-    process = run_rl(
-        run,
-        tiny_model,
+    settings = (
         f"train.steps={STEPS}",
         "train.ranks=2",
         "train.zero_stage=2",
@@ -59,9 +70,21 @@ def finished(tiny_model, tmp_path_factory):
         "objective.kl.coef=0.001",
         "checkpoint.every=2",
     )
+    with ending(started_rl(run, tiny_model, *settings)) as process:
+        printed, errors = process.communicate(timeout=600)
     logs = "\n".join(f"== {p.name}\n{p.read_text()[-2000:]}" for p in (run / "logs").glob("*.log"))
-    assert process.returncode == 0, f"{process.stdout}\n{process.stderr}\n{logs}"
-    return run, process
+    assert process.returncode == 0, f"{printed}\n{errors}\n{logs}"
+    return run, printed
+
+
+@pytest.fixture(scope="module")
+def failing(finished, tiny_model, tmp_path_factory):
+    """A run whose reward fails. It goes on beside the evaluation: most of both is imports, and there are two cores."""
+    folder = tmp_path_factory.mktemp("failing")
+    (folder / "broken_reward.py").write_text("def score(trajectory):\n    raise RuntimeError('the judge is out')\n")
+    setting = "reward.parts.0.function=broken_reward:score"
+    with ending(started_rl(folder / "run", tiny_model, setting, PYTHONPATH=str(folder))) as process:
+        yield folder / "run", process
 
 
 def test_every_promised_metric_is_there_and_time_adds_up(finished):
@@ -78,7 +101,7 @@ def test_every_promised_metric_is_there_and_time_adds_up(finished):
 
 
 def test_the_run_directory_holds_what_it_should(finished):
-    run, process = finished
+    run, printed = finished
     assert yaml.safe_load((run / "config.yaml").read_text())["train"]["ranks"] == 2
     assert json.loads((run / "environment.json").read_text())["packages"]["torch"]
     assert sample_steps(run) == list(range(1, STEPS + 1))
@@ -86,7 +109,7 @@ def test_the_run_directory_holds_what_it_should(finished):
     assert (run / "report.html").stat().st_size > 10_000
     assert [p.name for p in checkpoints(run)] == ["step_000002", "step_000004"]
     for name in ("report.html", "samples", "checkpoints", f"step {STEPS}/{STEPS}"):
-        assert name in process.stdout
+        assert name in printed
 
 
 def marked_processes(run):
@@ -106,7 +129,7 @@ def test_nothing_is_left_running(finished):
     assert not marked_processes(finished[0])
 
 
-def test_the_checkpoint_loads_in_transformers_and_evaluates_in_vllm(finished, tiny_model, tmp_path):
+def test_the_checkpoint_loads_in_transformers_and_evaluates_in_vllm(finished, failing, tiny_model, tmp_path):
     """The evaluation's greedy accuracy of the checkpoint is the one the run logged at its end."""
     run, _ = finished
     checkpoint = checkpoints(run)[-1]
@@ -127,8 +150,9 @@ def test_the_checkpoint_loads_in_transformers_and_evaluates_in_vllm(finished, ti
     }
     (tmp_path / "eval.yaml").write_text(yaml.safe_dump(judged))
     out = tmp_path / "judged"
-    process = command("main_eval.py", "--config", str(tmp_path / "eval.yaml"), "--run-dir", str(out))
-    assert process.returncode == 0, process.stdout + process.stderr
+    with ending(started("main_eval.py", "--config", str(tmp_path / "eval.yaml"), "--run-dir", str(out), mark=out)) as e:
+        printed, errors = e.communicate(timeout=600)
+    assert e.returncode == 0, printed + errors
     result = json.loads((out / "evaluation.json").read_text())
     logged = read_metrics(run)[-1]["eval/greedy_accuracy"]
     assert result["greedy_accuracy"]["mean"] == pytest.approx(logged, abs=0.011)
@@ -136,46 +160,29 @@ def test_the_checkpoint_loads_in_transformers_and_evaluates_in_vllm(finished, ti
     assert len(read_samples(out, 1, heldout=True)) == 4 * result["prompts"]
 
 
-def test_a_run_that_fails_says_why_and_leaves_its_log(tiny_model, tmp_path):
+def test_a_run_that_fails_says_why_and_leaves_its_log(failing):
     """A reward that fails on most responses stops the run with its first error, not with zeros."""
-    (tmp_path / "broken_reward.py").write_text("def score(trajectory):\n    raise RuntimeError('the judge is out')\n")
-    setting = "reward.parts.0.function=broken_reward:score"
-    process = run_rl(tmp_path / "run", tiny_model, setting, PYTHONPATH=str(tmp_path))
-    assert process.returncode == 1, process.stdout + process.stderr
-    assert "the judge is out" in process.stderr
-    assert "Traceback" not in process.stdout
-    assert "Traceback" in (tmp_path / "run" / "logs" / "driver.log").read_text()
-    shutil.rmtree(tmp_path / "run")
+    run, process = failing
+    printed, errors = process.communicate(timeout=600)
+    assert process.returncode == 1, printed + errors
+    assert "the judge is out" in errors
+    assert "Traceback" not in printed + errors.split("the judge is out")[0]
+    assert "Traceback" in (run / "logs" / "driver.log").read_text()
+    assert not marked_processes(run)
 
 
 def test_ctrl_c_ends_cleanly(tiny_model, tmp_path):
     """One line, exit code 130, whole files, a report, and no process left."""
     run = tmp_path / "run"
-    sets = [f"model.path={tiny_model}", f"data.sources.0.file={tiny_model}/data/train.jsonl"]
-    sets += [f"data.heldout_sources.0.file={tiny_model}/data/heldout.jsonl", "train.steps=5000", "sync.method=disk"]
-    flags = [flag for setting in sets for flag in ("--set", setting)]
-    process = subprocess.Popen(
-        [sys.executable, "main_rl.py", "--config", "configs/grpo_tiny.yaml", "--run-dir", str(run), *flags],
-        cwd=ROOT, env={**os.environ, "PYTHONUNBUFFERED": "1", MARK: str(run)}, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a background shell ignores it
-    )  # fmt: skip
-    seen = []
-    try:
+    with ending(started_rl(run, tiny_model, "train.steps=5000", "sync.method=disk")) as process:
         for line in process.stdout:
-            seen.append(line)
             if line.startswith("step 3/"):
                 break
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the foreground group
-        seen.append(process.communicate(timeout=60)[0])
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            process.wait(timeout=60)
-    output = "".join(seen)
-    assert process.returncode == 130, output
-    assert "interrupted" in output
-    assert "Traceback" not in output
+        printed, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, printed + errors
+    assert "interrupted" in errors
+    assert "Traceback" not in printed + errors
     assert [row["step"] for row in read_metrics(run)][:4] == [0, 1, 2, 3]
     assert (run / "report.html").exists()
     assert not list((run / "sync").glob("*"))
