@@ -18,7 +18,7 @@ from torch import Tensor
 
 from algs.method import PolicyMethod
 from algs.records import PolicyTokens
-from configs.schema import Train
+from configs.training import Optimization
 from data_feeds.chat import load_tokenizer
 from data_feeds.packing import MicroBatch
 from orchestration.critic import load_critic
@@ -279,14 +279,14 @@ def optimizer_step(engine: Any, settings: TrainerSettings) -> tuple[float, bool]
     return float(engine.get_global_grad_norm()), engine.was_step_applied()
 
 
-def full_parameters(module: torch.nn.Module, train: Train) -> Iterator[tuple[str, Tensor]]:
+def full_parameters(module: torch.nn.Module, train: Optimization) -> Iterator[tuple[str, Tensor]]:
     """Whole parameters by name, gathered one at a time under ZeRO-3. A collective: every rank iterates."""
     for name, parameter in module.named_parameters():
         with deepspeed.zero.GatheredParameters([parameter], enabled=train.zero_stage == 3):
             yield name, parameter.detach()
 
 
-def parameter_groups(policy: torch.nn.Module, train: Train) -> list[dict[str, Any]]:
+def parameter_groups(policy: torch.nn.Module, train: Optimization) -> list[dict[str, Any]]:
     """Matrices are decayed, norms and biases are not; without decay there is one group."""
     parameters = [p for p in policy.parameters() if p.requires_grad]
     if train.weight_decay == 0:
@@ -297,5 +297,5 @@ def parameter_groups(policy: torch.nn.Module, train: Train) -> list[dict[str, An
     ]
 
 
-def adamw_arguments(train: Train) -> dict[str, Any]:
+def adamw_arguments(train: Optimization) -> dict[str, Any]:
     return {"lr": train.learning_rate, "betas": train.betas, "eps": train.eps, "fused": True}

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from configs.objective import Critic, Objective
-from configs.schema import Model, Train
+from configs.schema import Model
+from configs.training import Optimization
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class TrainerSettings:
     """What a trainer rank needs to know, beyond the method."""
 
     model: Model
-    train: Train
+    train: Optimization
     temperature: float  # the sampling temperature, of the rollouts that are trained on
     seed: int
     total_updates: int  # optimizer steps of the whole run, for the learning-rate schedule
@@ -29,7 +30,7 @@ class TrainerSettings:
     replay_keep: int = 2
 
 
-def learning_rate_at(update: int, train: Train, total_updates: int) -> float:
+def learning_rate_at(update: int, train: Optimization, total_updates: int) -> float:
     """Learning rate of optimizer step `update` (from 0). Warm-up starts above zero, and the last step is still above
     the minimum that cosine and linear lead to: no step has a rate of zero."""
     if update < train.warmup_steps:
@@ -42,7 +43,7 @@ def learning_rate_at(update: int, train: Train, total_updates: int) -> float:
     return train.min_learning_rate + (train.learning_rate - train.min_learning_rate) * decay
 
 
-def deepspeed_config(model: Model, train: Train, ranks: int) -> dict[str, Any]:
+def deepspeed_config(model: Model, train: Optimization, ranks: int) -> dict[str, Any]:
     """DeepSpeed's configuration: numbers everywhere, since outside the Hugging Face integration it drops "auto" values."""
     config: dict[str, Any] = {
         "train_batch_size": ranks,
