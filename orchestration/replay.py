@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -36,7 +37,7 @@ from orchestration.replay_findings import about_change, about_equality, about_no
 from orchestration.replay_page import write_page
 from orchestration.rerun import Rerun, gradients, rerun, under
 from orchestration.saved_step import LoadedStep, load_saved_step, saved_steps
-from orchestration.token_table import COLUMNS, TEXTS, TokenTable, beside, token_table
+from orchestration.token_table import COLUMNS, TEXTS, TokenTable, beside, prompts, token_table
 
 SHOWN = (
     "trajectory", "position", "token", "reward", "advantage", "behavior_logprob", "old_logprob", "ref_logprob", "logprob",
@@ -59,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add = found.add_argument
     add("path", type=Path, help="a saved step; or a run, or its replay folder, to list what is there")
-    add("--sort", metavar="COLUMN", default="share", help="largest first (default: share)")
+    add("--sort", metavar="COLUMN", help="largest first (default: share; with --algorithm, change and then share)")
     add("--ascending", action="store_true", help="smallest first")
     add("--top", type=int, default=20, metavar="N", help="tokens to print (default: 20)")
     add("--trajectory", type=int, metavar="I", help="only the tokens of this response")
@@ -128,23 +129,22 @@ def replay(given: argparse.Namespace, console: Console) -> int:
     console.print(title(saved), style="bold")
     print_metrics(run, console)
     for finding in findings:
-        console.print(Text(finding.text), style=TONES[finding.tone])
+        console.print(Text(finding.text), style=TONES[finding.tone], soft_wrap=True)
     print_tokens(table, chosen[: given.top], columns, console)
     if given.html is not None:
-        write_page(given.html, title(saved), findings, run.metrics, table)
+        write_page(given.html, title(saved), findings, run.metrics, table, prompts(saved.batches, text))
         console.print(f"wrote {given.html}")
     return int(run.must_be_equal and bool(run.differing))
 
 
-def token_text(saved: LoadedStep) -> Callable[[int], str]:
+def token_text(saved: LoadedStep) -> Callable[[list[int]], str]:
     model = saved.settings.model
-    tokenizer = load_tokenizer(model.path, model.trust_remote_code)
-    return lambda token: tokenizer.decode([token])
+    return load_tokenizer(model.path, model.trust_remote_code).decode
 
 
 def selected(table: TokenTable, given: argparse.Namespace) -> np.ndarray:
     """Rows in the order that was asked for, of the response that was asked for. [M] int64"""
-    order = table.order(given.sort, given.ascending)
+    order = table.order(given.sort or ("change" if "change" in table.columns else "share"), given.ascending)
     if given.trajectory is None:
         return order
     order = order[table["trajectory"][order] == given.trajectory]
@@ -171,6 +171,8 @@ def print_metrics(run: Rerun, console: Console) -> None:
     table = Table("metric", "live", "replayed", "", box=None, pad_edge=False)
     for m in shown:
         told = "bit-equal" if m.is_equal else f"differs by {m.relative_difference:.1e}, relatively"
+        if math.isinf(m.relative_difference):
+            told = "differs"  # one of them is absent or not finite
         live, replayed = ("absent" if x is None else f"{x:.9g}" for x in (m.live, m.replayed))
         table.add_row(m.name, live, replayed, Text(told, style="green" if m.is_equal else "red"))
     console.print(table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Literal
@@ -25,9 +26,17 @@ def title(saved: LoadedStep) -> str:
     step, model = saved.parts[0], saved.settings.model
     ranks = f"{step.ranks} rank{'s' if step.ranks > 1 else ''}"
     return (
-        f"Step {step.step}, update {step.update}, {type(saved.method).__name__}, saved because it was {saved.reason}: "
+        f"Step {step.step}, update {step.update}, {named(saved.method)}, saved because it was {saved.reason}: "
         f"{ranks} on {step.device}, {model.dtype}, ZeRO {saved.settings.train.zero_stage}, {step.threads} threads"
     )
+
+
+def named(method: PolicyMethod) -> str:
+    """Its class, and the parameters that differ from their defaults: CISPO(ratio_cap=2.0)."""
+    fields = dataclasses.fields(method.params)
+    given = {f.name: getattr(method.params, f.name) for f in fields if getattr(method.params, f.name) != f.default}
+    inside = ", ".join(f"{name}={value}" for name, value in given.items())
+    return type(method).__name__ + (f"({inside})" if inside else "")
 
 
 def about_equality(run: Rerun) -> list[Finding]:
@@ -39,8 +48,8 @@ def about_equality(run: Rerun) -> list[Finding]:
             text += f", though {len(run.saved.parts)} ranks ran one after the other and sums are in another order"
         return [Finding(f"{text}.", "good")]
     worst = max(differing, key=lambda metric: metric.relative_difference)
-    amount = f"{worst.name} by {worst.relative_difference:.1e}, relatively"
-    text = f"{len(differing)} of {len(run.metrics)} metrics differ from the live step's, most {amount}"
+    amount = "" if math.isinf(worst.relative_difference) else f" by {worst.relative_difference:.1e}, relatively"
+    text = f"{len(differing)} of {len(run.metrics)} metrics differ from the live step's, most {worst.name}{amount}"
     if len(run.saved.parts) > 1:
         return [Finding(f"{text}. {len(run.saved.parts)} ranks ran one after the other, so sums are in another order.")]
     if live.device != run.device:
@@ -72,8 +81,15 @@ def about_not_finite(run: Rerun, table: TokenTable) -> list[Finding]:
         return [Finding("The live step was not finite; its replay is. What spoiled it is not in the batch.", "bad")]
     (gradient,) = gradients(run, [(run.objective, run.tokens)])
     bad = [name for name, values in gradient.items() if not torch.isfinite(values).all()]
-    where = f"in the gradient of {bad[-1]}, the first that the backward pass reaches" if bad else "in the critic"
-    return [Finding(f"Every number of every token is finite; the first that is not arises {where}.", "bad")]
+    if bad:
+        where = (
+            f"the gradients of {len(bad)} of {len(gradient)} parameters are not, the last of these being {bad[-1]}: it arises "
+            "in the backward pass"
+        )
+    else:
+        norms = [m.name for m in run.metrics if m.replayed is not None and not math.isfinite(m.replayed)]
+        where = f"so is the policy's gradient; {' and '.join(norms)} alone is not: too large to be squared and summed"
+    return [Finding(f"Every number of every token is finite; {where}.", "bad")]
 
 
 def _spoiled_weights(run: Rerun) -> str:
@@ -88,7 +104,7 @@ def about_change(
     run: Rerun, other: PolicyMethod, table: TokenTable, both: list[Gradient], notes: list[str]
 ) -> list[Finding]:
     """What another method makes of the same batch. `table` holds both, `both` the gradients of the live one and the other."""
-    live_name, name = type(run.saved.method).__name__, type(other).__name__
+    live_name, name = named(run.saved.method), named(other)
     live, now = (norm(gradient) for gradient in both)
     changed = {kind: int((table["change"] == kind).sum()) for kind in np.unique(table["change"]) if kind}
     sides = ", ".join(f"{count} {kind}" for kind, count in changed.items()) or "none"

@@ -6,7 +6,7 @@ import html
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,23 @@ from orchestration.token_table import CAUSES, COLUMNS, TEXTS, WHOLE, TokenTable
 
 ASSETS = Path(__file__).resolve().parent / "replay_assets"
 MAX_TOKENS = 50_000  # on the page: whole responses, those that hold the largest shares
+# What the step made of a token stands left of what it made it from.
+FIRST = (
+    "token", "trajectory", "position", "advantage", "ratio", "weight", "share", "state", "other_weight", "other_share",
+    "other_state", "change",
+)  # fmt: skip
 
 
 def write_page(
-    path: Path, title: str, findings: Sequence[Finding], metrics: Sequence[Compared], table: TokenTable
+    path: Path,
+    title: str,
+    findings: Sequence[Finding],
+    metrics: Sequence[Compared],
+    table: TokenTable,
+    prompts: Mapping[int, str],
 ) -> None:
-    """Write the page, whole or not at all."""
-    data = json.dumps(page_data(title, findings, metrics, table), allow_nan=False)
+    """Write the page, whole or not at all. `prompts` by trajectory: what stood before its first action token."""
+    data = json.dumps(page_data(title, findings, metrics, table, prompts), allow_nan=False)
     parts = {
         "title": html.escape(title.split(":")[0]),
         "style": (ASSETS / "style.css").read_text(encoding="utf-8"),
@@ -38,7 +48,11 @@ def write_page(
 
 
 def page_data(
-    title: str, findings: Sequence[Finding], metrics: Sequence[Compared], table: TokenTable
+    title: str,
+    findings: Sequence[Finding],
+    metrics: Sequence[Compared],
+    table: TokenTable,
+    prompts: Mapping[int, str],
 ) -> dict[str, Any]:
     """Everything the page shows, as JSON values."""
     rows = kept_rows(table)
@@ -56,10 +70,11 @@ def page_data(
             {"name": m.name, "live": _shown(m.live), "replayed": _shown(m.replayed), "equal": m.is_equal}
             for m in metrics
         ],
-        "names": list(table.columns),
+        "names": [name for name in FIRST if name in table.columns] + [n for n in table.columns if n not in FIRST],
         "help": {name: COLUMNS[name] for name in table.columns},
         "texts": [name for name in table.columns if name in TEXTS],
         "columns": {name: _column(name, values[rows]) for name, values in table.columns.items()},
+        "prompts": {str(t): prompts[int(t)] for t in np.unique(table["trajectory"][rows])},
         "spoiled": np.flatnonzero(spoiled[rows]).tolist(),
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import shutil
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,20 +92,35 @@ def load_saved_step(folder: Path) -> LoadedStep:
     """Read a folder that `SavedStep` wrote. Unpickles: open only folders you trust.
 
     Raises:
-        ValueError: it is no saved step, or the part of a rank is missing.
+        ValueError: it is no saved step, another version saved it, or the part of a rank is missing.
     """
     if not (folder / "rank_0.pkl").is_file():
         raise ValueError(
             f"{folder} holds no saved step (rank_0.pkl is missing); give one such as runs/grpo/replay/step_000412_update_0"
         )
-    found = [pickle.loads((folder / "rank_0.pkl").read_bytes())]
+    found = [_read(folder / "rank_0.pkl")]
     for rank in range(1, found[0][0].ranks):
         file = folder / f"rank_{rank}.pkl"
         if not file.is_file():
             raise ValueError(f"{file} is missing: the step ran on {found[0][0].ranks} ranks, and all are needed")
-        found.append(pickle.loads(file.read_bytes()))
+        found.append(_read(file))
     live = Tally.merged(tally for _, tally, _ in found)
     return LoadedStep(folder, tuple(step for step, _, _ in found), live, found[0][2])
+
+
+def _read(file: Path) -> tuple[SavedStep, Tally, str]:
+    """A rank's part. Raises ValueError when records have changed since it was saved."""
+    try:
+        step, live, reason = pickle.loads(file.read_bytes())
+        for record in (step, step.settings, *step.batches):
+            for item in fields(record):
+                getattr(record, item.name)
+    except (AttributeError, ImportError) as error:
+        raise ValueError(
+            f"{file} does not fit this version of the code ({error}); replay it with the version that saved it, which the "
+            "run's environment.json names"
+        ) from error
+    return step, live, reason
 
 
 def saved_steps(folder: Path) -> list[Path]:

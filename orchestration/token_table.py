@@ -88,7 +88,7 @@ class TokenTable:
         return None
 
     def order(self, by: str, ascending: bool = False) -> np.ndarray:
-        """Rows with anything that is not finite, then the others by a column, largest first. [N] int64
+        """Rows with anything that is not finite, then the others by a column, largest first, then by share. [N] int64
 
         Raises:
             ValueError: the step has no such column.
@@ -98,14 +98,14 @@ class TokenTable:
         spoiled = np.any([self.spoiled(name) for name in CAUSES if name in self.columns], axis=0)
         values = self[by]
         rank = np.unique(values, return_inverse=True)[1]  # NaN last, texts by alphabet
-        return np.lexsort((rank if ascending else -rank, ~spoiled))
+        return np.lexsort((-self["share"], rank if ascending else -rank, ~spoiled))
 
 
 def token_table(
     batches: Sequence[MicroBatch],
     tokens: Sequence[PolicyTokens],
     objective: TokenObjective,
-    text: Callable[[int], str],
+    text: Callable[[list[int]], str],
 ) -> TokenTable:
     """The table of one update.
 
@@ -113,7 +113,7 @@ def token_table(
         batches: its micro-batches, of all ranks.
         tokens: of each micro-batch, as the loss saw them.
         objective: what makes the losses.
-        text: from a token id to what is shown of it.
+        text: the tokenizer's, from ids to text.
     """
     parts = [_columns(b, t, objective) for b, t in zip(batches, tokens, strict=True) if not b.is_dummy]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -122,7 +122,7 @@ def token_table(
     size = np.abs(columns["weight"] * columns["loss_weight"])
     total = size[np.isfinite(size)].sum()
     columns["share"] = size / total if total > 0 else np.where(np.isfinite(size), 0.0, np.nan)
-    texts = {int(i): text(int(i)) for i in np.unique(columns["token"])}
+    texts = {int(i): text([int(i)]) for i in np.unique(columns["token"])}
     columns["token"] = np.array([texts[int(i)] for i in columns["token"]], dtype=object)
     return TokenTable({name: columns[name] for name in COLUMNS if name in columns})
 
@@ -174,6 +174,20 @@ def policy_gradient(objective: TokenObjective, t: PolicyTokens, weights: Tensor)
 
 def _array(values: Any) -> np.ndarray:
     return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+
+
+def prompts(batches: Sequence[MicroBatch], text: Callable[[list[int]], str]) -> dict[int, str]:
+    """What stood before the first action token of each trajectory, by its index."""
+    found = {}
+    for batch in batches:
+        if batch.is_dummy:
+            continue
+        for row, trajectory in enumerate(batch.trajectory_index):
+            last = int(batch.predict[np.argmax(batch.sequence == row)])
+            own = next(s for s in batch.segments if s.start <= last < s.start + s.length)
+            prefix = batch.input_ids[own.prefix_start : own.prefix_start + own.prefix_length]
+            found[int(trajectory)] = text([*prefix.tolist(), *batch.input_ids[own.start : last + 1].tolist()])
+    return found
 
 
 def beside(live: TokenTable, other: TokenTable) -> TokenTable:

@@ -131,11 +131,11 @@ function drawText() {
     if (row === state.picked) span.classList.add("picked");
     return span;
   });
-  byId("text").replaceChildren(...spans);
+  byId("text").replaceChildren(el("div", { class: "prompt" }, data.prompts[trajectory]), ...spans);
   const sum = rows.reduce((all, row) => all + (typeof columns.share[row] === "number" ? columns.share[row] : 0), 0);
   const silent = rows.filter((row) => columns.state[row]).length;
   const first = rows[0];
-  byId("summary").textContent = `reward ${shown("reward", columns.reward[first])} · advantage of its first token ${shown("advantage", columns.advantage[first])} · ${rows.length} tokens, ${silent} clipped or rejected · ${shown("share", sum)} of the gradient`;
+  byId("summary").textContent = `reward ${shown("reward", columns.reward[first])} · advantage of its first token ${shown("advantage", columns.advantage[first])} · ${rows.length} tokens, ${silent} clipped or rejected · share ${shown("share", sum)}`;
 }
 
 function startSelects() {
