@@ -37,11 +37,19 @@ def last_number(trajectory: Trajectory, tolerance: float = 0.0) -> float:
 def find_last_number(text: str, fractions: bool = False) -> Fraction | None:
     """The last number in a text, exactly; None when it holds none. With `fractions`, `3/4` is one number."""
     matches = list((FRACTION if fractions else NUMBER).finditer(text))
-    if not matches:
-        return None
-    found = matches[-1]
+    return _value(matches[-1]) if matches else None
+
+
+def find_first_number(text: str) -> Fraction | None:
+    """The first number in a text, exactly; None when it holds none."""
+    found = NUMBER.search(text)
+    return _value(found) if found else None
+
+
+def _value(found: re.Match[str]) -> Fraction:
     # Through Decimal: int() refuses texts of more than 4,300 digits, which a model can well write.
     value = Fraction(Decimal(found["digits"].replace(",", "")))
-    if fractions and found["over"] and int(found["over"]):
-        value /= int(found["over"])
+    over = found.groupdict().get("over")
+    if over and int(over):
+        value /= int(over)
     return -value if len(found["sign"].strip("$\u20ac\u00a3")) == 1 else value

@@ -1,0 +1,41 @@
+"""Paid as GSM8K is judged: by the number after the last `####`, compared as numbers (arXiv 2110.14168)."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from rewards.last_number import find_first_number, find_last_number
+from rollouts.records import Trajectory
+
+MARK = "####"
+
+
+def gsm8k(trajectory: Trajectory, mark_required: bool = False) -> float:
+    """1 when the response's number equals the answer's, else 0.
+
+    Its number is the first one on the line behind the last `####` that has one, else its last number; with
+    `mark_required` the latter is not paid. The answer is read the same way, so GSM8K's own column (`... #### 18`) will
+    do. Numbers are written the English way: `1,800.5` is one, `1.800,50` is two.
+
+    Raises ValueError when the answer holds no number.
+    """
+    answer = trajectory.prompt.answer
+    wanted = None if answer is None else _number(str(answer))
+    if wanted is None:
+        raise ValueError(f"the answer of prompt {trajectory.prompt.prompt_id} holds no number: {str(answer)[:80]!r}")
+    given = _marked(trajectory.response) if mark_required else _number(trajectory.response)
+    return float(given == wanted)
+
+
+def _number(text: str) -> Fraction | None:
+    marked = _marked(text)
+    return find_last_number(text) if marked is None else marked
+
+
+def _marked(text: str) -> Fraction | None:
+    """The first number on the line behind the last `####` that has one; None without any."""
+    for behind in reversed(text.split(MARK)[1:]):
+        number = find_first_number(behind.partition("\n")[0])
+        if number is not None:
+            return number
+    return None

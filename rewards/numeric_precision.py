@@ -1,0 +1,103 @@
+"""Paid for the right number at the precision its row asks for, as in MathVista (arXiv 2310.02255)."""
+
+from __future__ import annotations
+
+import ast
+import re
+from fractions import Fraction
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from rewards.last_number import NUMBER, find_last_number
+from rollouts.records import Trajectory
+
+KINDS = ("integer", "float", "list", "text")
+LIST = re.compile(r"\[([^\[\]]*)\]")
+
+
+def numeric_precision(
+    trajectory: Trajectory,
+    type_column: str = "answer_type",
+    precision_column: str = "precision",
+    relative_tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.0,
+) -> float:
+    """1 when the response's answer equals the expected one at the row's precision, else 0.
+
+    `integer`: the last number, exactly. `float`: the last number, within half a unit of the last of `precision`
+    decimals (1.445 is 1.45 and 1.44 at 2). `list`: the numbers in the last `[...]`, each as a float, in order. `text`:
+    the last line, without case, outer white space and full stop. `relative_tolerance` also pays for numbers that far
+    from the expected one, as a share of it.
+
+    A row without a type is read off its answer. Without a precision (or a list's) it is the number of decimals that
+    the answer is written with.
+
+    Raises ValueError when the answer does not fit the row's type, or type or precision are unknown.
+    """
+    prompt = trajectory.prompt
+    where = f"prompt {prompt.prompt_id}"
+    if prompt.answer is None:
+        raise ValueError(f"{where} has no answer to compare with")
+    answer = str(prompt.answer).strip()
+    kind = prompt.columns.get(type_column) or _kind_of(answer)
+    if kind not in KINDS:
+        raise ValueError(f"{where}: column {type_column} is {kind!r}; it is one of {', '.join(KINDS)}")
+    if kind == "text":
+        lines = trajectory.response.strip().splitlines() or [""]
+        return float(lines[-1].strip(" .*").casefold() == answer.strip(" .").casefold())
+    wanted = _numbers(answer, kind)
+    if not wanted:
+        raise ValueError(f"{where}: the answer {answer[:80]!r} is no {kind}; correct it, or column {type_column}")
+    precision = _precision(prompt.columns.get(precision_column), where, precision_column)
+    given = _numbers(trajectory.response, kind)
+    if len(given) != len(wanted):
+        return 0.0
+    return float(
+        all(
+            abs(g - w) <= max(_slack(kind, precision, written), Fraction(relative_tolerance) * abs(w))
+            for (g, _), (w, written) in zip(given, wanted, strict=True)
+        )
+    )
+
+
+def _slack(kind: str, precision: int | None, decimals_written: int) -> Fraction:
+    """Half a unit in the last place; 0 for integers."""
+    if kind == "integer":
+        return Fraction(0)
+    return Fraction(1, 2 * 10 ** (decimals_written if precision is None else precision))
+
+
+def _numbers(text: str, kind: str) -> list[tuple[Fraction, int]]:
+    """The answer's numbers and the decimals each is written with; nothing when it has none."""
+    if kind == "list":
+        lists = LIST.findall(text)
+        items = lists[-1].split(",") if lists else []
+        found = [_numbers(item, "float") for item in items]
+        return [one[0] for one in found] if found and all(found) else []
+    number = find_last_number(text)
+    if number is None:
+        return []
+    digits = list(NUMBER.finditer(text))[-1]["digits"]
+    mantissa, _, exponent = digits.lower().partition("e")
+    return [(number, max(0, len(mantissa.partition(".")[2]) - int(exponent or 0)))]
+
+
+def _precision(value: Any, where: str, column: str) -> int | None:
+    """Decimals; None when the row does not say. MathVista writes 1.0 for one."""
+    if value is None or value == "" or value != value:
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = -1.0
+    if number != int(number) or not 0 <= number <= 30:
+        raise ValueError(f"{where}: column {column} is {value!r}; it is a number of decimals from 0 to 30")
+    return int(number)
+
+
+def _kind_of(answer: str) -> str:
+    try:
+        value = ast.literal_eval(answer.replace(",", "") if not answer.startswith("[") else answer)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return "text"
+    return {int: "integer", float: "float", list: "list"}.get(type(value), "text")
