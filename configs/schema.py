@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_serializer, model_validator
 from configs import rules
 from configs.block import Block, Named
 from configs.objective import Critic, Filter, Objective, Replay
+from configs.source import Source
 from configs.training import Train
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -48,33 +49,6 @@ class Model(Block):
         False, description="Last matrix product in float32 in the trainer (ScaleRL, arXiv 2510.13786)."
     )
     trust_remote_code: bool = Field(False, description="Allow model code shipped with the checkpoint to run.")
-
-
-class Source(Block):
-    """One source of prompts: a reasoning_gym task, or a file of rows. Exactly one of `reasoning_gym` and `file`."""
-
-    reasoning_gym: str | None = Field(None, description="Name of a reasoning_gym generator, e.g. chain_sum.")
-    params: dict[str, Any] = Field(
-        default_factory=dict, description="Arguments of the generator, e.g. {min_terms: 2, max_terms: 2}."
-    )
-    size: int = Field(1000, ge=1, description="Rows to generate (before duplicates are removed).")
-    file: str | None = Field(
-        None, description="A .parquet, .jsonl, .ndjson or .json file of rows (JSON: an object per line)."
-    )
-    prompt_column: str = Field("prompt", description="Column with the question: text, or a list of chat messages.")
-    answer_column: str | None = Field(
-        "answer", description="Column with the expected answer; null: the rows have none."
-    )
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> Source:
-        if (self.reasoning_gym is None) == (self.file is None):
-            raise ValueError("a data source names exactly one of 'reasoning_gym' and 'file'")
-        if self.file is not None and not self.file.endswith((".parquet", ".jsonl", ".ndjson", ".json")):
-            raise ValueError(f"'file' must end in .parquet, .jsonl, .ndjson or .json; given {self.file!r}")
-        if self.file is not None and self.params:
-            raise ValueError("'params' are arguments of a reasoning_gym generator; a file has none")
-        return self
 
 
 class Data(Block):
