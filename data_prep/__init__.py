@@ -1,1 +1,1 @@
-"""Scripts that make data files and fetch or convert models; each runs offline: `python -m data_prep.<name>`."""
+"""Makes data files and fetches or converts models: `python -m data_prep` lists what there is."""

@@ -1,0 +1,66 @@
+"""Final answers: numbers in one spelling, and what stands in the last \\boxed{}."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import Any
+
+from data_prep.recipe import BadRow
+
+_NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
+_THOUSANDS = re.compile(r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?")
+_CURRENCY = "$€£"
+
+
+def normal_number(text: str, thousands: bool = False) -> str | None:
+    """A plain decimal number without currency, plus sign or idle zeros; None if it is no number.
+
+    `$34.50` -> `34.5`, `007` -> `7`, `-0` -> `0`. With `thousands` also `1,234` -> `1234`, which elsewhere may be two.
+    """
+    bare = text.strip().strip(_CURRENCY).replace("\N{MINUS SIGN}", "-").removesuffix(".").strip()
+    if thousands and _THOUSANDS.fullmatch(bare):
+        bare = bare.replace(",", "")
+    if not _NUMBER.fullmatch(bare):
+        return None
+    value = Decimal(bare)
+    if not value:
+        return "0"
+    written = f"{value:f}"
+    return written.rstrip("0").rstrip(".") if "." in written else written
+
+
+def last_boxed(text: str) -> str | None:
+    """The content of the last complete \\boxed{...}, braces balanced; None when there is none."""
+    found = None
+    for match in re.finditer(r"\\boxed\s*\{", text):
+        depth = 1
+        for end in range(match.end(), len(text)):
+            depth += {"{": 1, "}": -1}.get(text[end], 0) if text[end - 1] != "\\" else 0
+            if not depth:
+                found = text[match.end() : end].strip()
+                break
+    return found
+
+
+def final_answer(value: Any, column: str) -> str:
+    """The answer in a cell: a number in one spelling, what is boxed, or the text without the $ around it.
+
+    Raises BadRow when there is none. A list of one is that one; several are joined with commas.
+    """
+    if isinstance(value, list):
+        return ", ".join(final_answer(one, column) for one in value) if value else _missing(column)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if value is None or isinstance(value, bool | dict):
+        return _missing(column)
+    text = str(value).strip()
+    boxed = last_boxed(text)
+    text = boxed if boxed is not None else text
+    if len(text) > 1 and text[0] == text[-1] == "$" and "$" not in text[1:-1]:
+        text = text[1:-1].strip()
+    return normal_number(text) or text or _missing(column)
+
+
+def _missing(column: str) -> str:
+    raise BadRow(f"no answer in '{column}'")

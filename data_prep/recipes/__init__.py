@@ -1,0 +1,1 @@
+"""One file per data set; a new file here is a new recipe."""
