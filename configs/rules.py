@@ -16,6 +16,7 @@ from configs.objective_rules import objective_problems, objective_warnings
 
 if TYPE_CHECKING:
     from configs.schema import EvalConfig, RLConfig
+    from configs.training import Optimization
 
 Problem = tuple[str, str]
 Config = TypeVar("Config", bound=BaseModel)
@@ -67,8 +68,7 @@ def rl_problems(config: RLConfig) -> Iterator[Problem]:
     yield from _lengths(config)
     yield from objective_problems(config)
     yield from _reward_parts(config.reward)
-    yield from _passed_through("train.deepspeed", config.train.deepspeed, OWNED_BY_DEEPSPEED)
-    yield from _auto_values("train.deepspeed", config.train.deepspeed)
+    yield from deepspeed_problems(config.train)
     yield from _engine("rollout.engine", config.rollout.engine)
     if config.eval.temperature == 0 and config.eval.samples_per_prompt > 1:
         yield (
@@ -156,6 +156,12 @@ def _passed_through(key: str, block: dict[str, Any], owned: dict[str, str]) -> I
             node = node.get(name) if isinstance(node, dict) else None
         if node is not None:
             yield f"{key}.{path}", f"is set elsewhere: {way_out}"
+
+
+def deepspeed_problems(train: Optimization) -> Iterator[Problem]:
+    """What train.deepspeed may not say because a key of ours does, or because DeepSpeed would drop it."""
+    yield from _passed_through("train.deepspeed", train.deepspeed, OWNED_BY_DEEPSPEED)
+    yield from _auto_values("train.deepspeed", train.deepspeed)
 
 
 def _auto_values(key: str, node: Any) -> Iterator[Problem]:

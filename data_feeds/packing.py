@@ -7,6 +7,7 @@ response is a segment that also sees the prompt. Everything is numpy, so that a 
 from __future__ import annotations
 
 import heapq
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -53,6 +54,7 @@ class MicroBatch:
     trajectory_index: Ints  # [S] position in the list given to pack(); DUMMY in a dummy
     rewards: Floats  # [S] NaN where there is none; nothing trains on it, people look at it
     columns: Mapping[str, Floats] = field(default_factory=dict)  # [N] each: what pack() was given beside the advantages
+    chosen: NDArray[np.bool_] | None = None  # [S] of preference data: the preferred response, or a desirable one
     images: tuple[Any, ...] = ()  # inputs of vision-language models
 
     @property
@@ -85,6 +87,7 @@ def pack(
     ranks: int,
     share_prompts: bool,
     columns: Mapping[str, Sequence[NDArray[np.floating]]] | None = None,
+    whole_groups: bool = False,
 ) -> list[list[MicroBatch]]:
     """Split trajectories into micro-batches: a list per rank, all lists of the same length. Deterministic.
 
@@ -92,7 +95,8 @@ def pack(
     advantage may be one number or one for each action token. `columns` are further numbers of every action token, a list of
     arrays each, by name.
     `version` is the policy's now. A micro-batch holds at most `max_tokens` input tokens, except that a trajectory longer
-    than that gets one of its own. A group too big for the budget is split and its prompt repeated. Trajectories without
+    than that gets one of its own. A group too big for the budget is split and its prompt repeated, unless `whole_groups`
+    keeps its members together whatever they take, as pairs must be (then `share_prompts` must be on). Trajectories without
     action tokens are left out. Ranks that would lack a micro-batch get a dummy of weight 0.
 
     Raises:
@@ -100,6 +104,7 @@ def pack(
     """
     if not len(trajectories) == len(groups) == len(advantages) == len(loss_weights):
         raise ValueError("groups, advantages and loss_weights need one entry per trajectory")
+    assert share_prompts or not whole_groups, "only groups around one prompt are kept together"
     if max_tokens < 1 or ranks < 1:
         raise ValueError(f"max_tokens ({max_tokens}) and ranks ({ranks}) must be at least 1")
     members = [i for i, t in enumerate(trajectories) if t.action_tokens]
@@ -109,7 +114,8 @@ def pack(
         by_group: dict[int, list[int]] = {}
         for i in members:
             by_group.setdefault(int(groups[i]), []).append(i)
-        units = [unit for group in by_group.values() for unit in _shared_units(trajectories, group, max_tokens)]
+        limit = sys.maxsize if whole_groups else max_tokens
+        units = [unit for group in by_group.values() for unit in _shared_units(trajectories, group, limit)]
     else:
         units = [_unit(trajectories, [i]) for i in members]
     bins = _balance(units, max_tokens, ranks)
@@ -260,6 +266,7 @@ def _micro_batch(
         trajectory_index=index,
         rewards=np.asarray([np.nan if t.reward is None else t.reward for t in chosen], dtype=np.float32),
         columns=columns,
+        chosen=None if chosen[0].chosen is None else np.asarray([t.chosen for t in chosen], dtype=np.bool_),
         images=tuple(image for t in chosen for image in t.prompt.images),
     )
 

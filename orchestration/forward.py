@@ -36,6 +36,7 @@ class PreparedBatch:
     group: Tensor  # [S] int64
     trajectory_index: Tensor  # [S] int64
     columns: dict[str, Tensor]  # [N] float32 each, e.g. old_logprobs
+    chosen: Tensor | None  # [S] bool, of preference data
     is_dummy: bool
 
 
@@ -64,6 +65,7 @@ def to_device(batch: MicroBatch, device: str | torch.device) -> PreparedBatch:
         group=tensor(batch.group),
         trajectory_index=tensor(batch.trajectory_index),
         columns={name: tensor(values) for name, values in batch.columns.items()},
+        chosen=None if batch.chosen is None else tensor(batch.chosen),
         is_dummy=batch.is_dummy,
     )
 

@@ -7,7 +7,7 @@ docs/METRICS.md is generated from it by `python -m orchestration.metrics`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -201,6 +201,12 @@ METRICS: dict[str, Metric] = {
     "eval/greedy_accuracy": Metric(
         "share", "eval/accuracy of one greedy response per held-out prompt.", "Held-out greedy accuracy"
     ),
+    "eval/loss": Metric(
+        "", "The training objective over all held-out examples, exactly: one sum over one global denominator.", "Loss"
+    ),
+    "eval/entropy_nats": Metric("nats", "Mean entropy of the model over held-out trained tokens.", "Entropy"),
+    "eval/tokens": Metric("tokens", "Tokens of the held-out examples put through the model.", "Held-out prompts"),
+    "eval/action_tokens": Metric("tokens", "Held-out tokens with a loss.", "Held-out prompts"),
     "eval/reward": Metric("reward", "Mean reward of the scored held-out responses.", "Reward"),
     "eval/response_tokens": Metric("tokens", "Mean generated tokens per held-out response.", "Response length"),
     "eval/truncated_share": Metric(
@@ -227,6 +233,10 @@ PREFIXES: dict[str, Metric] = {
     "eval/accuracy/": Metric(
         "share", "eval/accuracy/<source>: eval/accuracy of one data source.", "Accuracy by source"
     ),
+    "eval/method/": Metric(
+        "", "eval/method/<name>: a metric that the method's loss returns, over all held-out examples.", "Method metrics"
+    ),
+    "data/": Metric("", "data/<name>: what the data feed counts; data/share/<source>: share of the batch.", "Data"),
     "eval/pass_at_": Metric(
         "share", "eval/pass_at_<k>: unbiased estimate that at least one of k samples passes.", "pass@k"
     ),
@@ -318,6 +328,17 @@ class Tally:
         for tally in tallies:
             whole.merge(tally)
         return whole
+
+    def renamed(self, rename: Callable[[str], str]) -> Tally:
+        """The same figures under other names, which must have definitions."""
+        other = Tally()
+        for name, value in self.sums.items():
+            other.add(rename(name), value, self.counts[name])
+        for name, value in self.maxima.items():
+            other.maximum(rename(name), value)
+        for name, value in self.totals.items():
+            other.total(rename(name), value)
+        return other
 
     def means(self) -> dict[str, float]:
         """One number per name: mean, maximum or total. A mean of nothing (count 0) is left out."""

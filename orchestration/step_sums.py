@@ -13,7 +13,9 @@ from orchestration.metrics import Tally
 class StepSums:
     """Sums, counts and maxima of one rank, without a host sync per micro-batch."""
 
-    def __init__(self) -> None:
+    def __init__(self, has_behavior: bool) -> None:
+        """has_behavior: the tokens were sampled by a policy, so that its log-probabilities mean something."""
+        self.has_behavior = has_behavior
         self.loss: Tensor | float = 0.0
         self.critic_loss: Tensor | float | None = None
         self.tokens = 0
@@ -38,16 +40,17 @@ class StepSums:
             self.critic_loss = (self.critic_loss or 0.0) + critic_loss.detach()
         if prepared.is_dummy:
             return
-        log_rho = t.logprobs.detach() - t.behavior_logprobs
         self.tokens += t.logprobs.shape[0]
         self._put("train/entropy_nats", t.entropy)
-        self._put("train/logprob_gap_mean", log_rho.abs())
-        self._put("train/kl_behavior_nats", torch.expm1(log_rho) - log_rho)
-        self._put("train/staleness_mean", t.staleness.float())
         for name, values in metrics.items():
             self._put(name, values)
-        self._max("train/logprob_gap_max", log_rho.abs())
-        self._max("train/staleness_max", t.staleness.float())
+        if self.has_behavior:
+            log_rho = t.logprobs.detach() - t.behavior_logprobs
+            self._put("train/logprob_gap_mean", log_rho.abs())
+            self._put("train/kl_behavior_nats", torch.expm1(log_rho) - log_rho)
+            self._put("train/staleness_mean", t.staleness.float())
+            self._max("train/logprob_gap_max", log_rho.abs())
+            self._max("train/staleness_max", t.staleness.float())
 
     def _put(self, name: str, values: Tensor) -> None:
         self.sums[name] = self.sums.get(name, 0.0) + values.detach().double().sum()

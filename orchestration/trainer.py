@@ -101,17 +101,13 @@ class Trainer:
     def update(self, batches: list[MicroBatch]) -> Tally:
         """One optimizer step on this rank's micro-batches."""
         rates = self._set_learning_rates()
-        sums = StepSums()
+        sums = StepSums(has_behavior=self.method.data == "prompts")
         prepared_batches = [to_device(batch, self.device) for batch in batches]
         step_sums = self._step_sums(prepared_batches)
         for engine in self.engines:
             engine.train()
         for i, prepared in enumerate(prepared_batches):
-            tokens = self._policy_tokens(prepared, step_sums)
-            answer = self.objective(tokens)
-            policy_loss = (answer.policy * prepared.loss_weights).sum()
-            critic_loss = None if answer.critic is None else (answer.critic * prepared.loss_weights).sum()
-            sums.add(prepared, tokens, answer.metrics, policy_loss, critic_loss)
+            policy_loss, critic_loss = self._losses(prepared, step_sums, sums)
             self._backward(policy_loss, critic_loss, is_last=i == len(batches) - 1)
         self.updates += 1
         norm, critic_norm, is_skipped = self._apply()
@@ -124,6 +120,34 @@ class Trainer:
         tally.total("train/skipped_updates", float(is_skipped and self.rank == 0))
         tally.maximum("train/micro_batches", len(batches))
         return tally
+
+    def _losses(
+        self, prepared: PreparedBatch, step_sums: dict[str, Tensor], sums: StepSums
+    ) -> tuple[Tensor, Tensor | None]:
+        """A micro-batch's part of the policy's and the critic's loss, scalars; what it was like goes into `sums`."""
+        tokens = self._policy_tokens(prepared, step_sums)
+        if prepared.is_dummy:  # no method should meet what is no data; the graph is there for the collectives
+            values = None if tokens.values is None else 0 * tokens.values.sum()
+            sums.add(prepared, tokens, {}, loss := 0 * (tokens.logprobs + tokens.entropy).sum(), values)
+            return loss, values
+        answer = self.objective(tokens)
+        policy_loss = (answer.policy * prepared.loss_weights).sum()
+        critic_loss = None if answer.critic is None else (answer.critic * prepared.loss_weights).sum()
+        sums.add(prepared, tokens, answer.metrics, policy_loss, critic_loss)
+        return policy_loss, critic_loss
+
+    @torch.no_grad()
+    def evaluate(self, batches: list[MicroBatch]) -> Tally:
+        """The loss and the method's metrics on this rank's micro-batches under the current weights, as eval/*; with loss
+        weights that hold the whole set's denominators, exact for any split."""
+        for engine in self.engines:
+            engine.eval()
+        sums = StepSums(has_behavior=False)
+        prepared_batches = [to_device(batch, self.device) for batch in batches]
+        step_sums = self._step_sums(prepared_batches)
+        for prepared in prepared_batches:
+            self._losses(prepared, step_sums, sums)
+        return sums.to_tally(self.rank).renamed(lambda name: f"eval/{name.removeprefix('train/')}")
 
     def _set_learning_rates(self) -> list[float]:
         train, critic = self.settings.train, self.settings.critic
@@ -173,12 +197,11 @@ class Trainer:
         sums: dict[str, Tensor] = {}
         with torch.no_grad():
             for prepared in batches:
-                for name, values in self.method.step_sums(self._policy_tokens(prepared, {})).items():
-                    counted = values.new_zeros((), dtype=torch.float64) if prepared.is_dummy else values.double().sum()
-                    sums[name] = sums.get(name, 0.0) + counted
-        together = torch.stack(list(sums.values()))
-        torch.distributed.all_reduce(together)
-        return dict(zip(sums, together.float(), strict=True))
+                tokens = self._policy_tokens(prepared, {})  # a dummy too: under ZeRO-3 its forward pass is a collective
+                if not prepared.is_dummy:
+                    for name, values in self.method.step_sums(tokens).items():
+                        sums[name] = sums.get(name, 0.0) + values.double().sum()
+        return summed_over_ranks(sums, self.device)
 
     def _policy_tokens(self, prepared: PreparedBatch, step_sums: dict[str, Tensor]) -> PolicyTokens:
         predicted = self.engine(prepared, self.settings.temperature, not self.is_warming_up)
@@ -202,6 +225,7 @@ class Trainer:
             values=values,
             old_values=columns.get("old_values"),
             returns=columns.get("returns"),
+            chosen=prepared.chosen,
             step_sums=step_sums,
         )
 
@@ -299,3 +323,14 @@ def parameter_groups(policy: torch.nn.Module, train: Optimization) -> list[dict[
 
 def adamw_arguments(train: Optimization) -> dict[str, Any]:
     return {"lr": train.learning_rate, "betas": train.betas, "eps": train.eps, "fused": True}
+
+
+def summed_over_ranks(sums: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Sums by name over all ranks, float32 scalars; a rank may lack names when it has no data."""
+    names: list[list[str]] = [[] for _ in range(torch.distributed.get_world_size())]
+    torch.distributed.all_gather_object(names, sorted(sums))
+    every = sorted({name for own in names for name in own})
+    zero = torch.zeros((), dtype=torch.float64, device=device)
+    together = torch.stack([sums.get(name, zero) for name in every])
+    torch.distributed.all_reduce(together)
+    return dict(zip(every, together.float(), strict=True))

@@ -52,6 +52,7 @@ class Trajectory:
     dropped_by: str | None = None  # the filter that left it out of the loss
     in_baseline: bool = True  # whether its reward counts in its group's baseline, dropped or not
     advantage: float | None = None  # set when it is trained on
+    chosen: bool | None = None  # preference data: the preferred response of its pair, or a desirable one
     generate_seconds: float = 0.0
     reward_seconds: float = 0.0
 
