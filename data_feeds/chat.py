@@ -34,19 +34,32 @@ def render_chat(tokenizer: Any, messages: list[dict[str, Any]]) -> list[int]:
     """Token ids of the messages, ready for the assistant's turn (generation prompt included).
 
     Raises:
+        ValueError: as render_text.
+    """
+    ids = _applied(tokenizer, messages, tokenize=True, add_generation_prompt=True, return_dict=False)
+    return [int(i) for i in ids]
+
+
+def render_text(tokenizer: Any, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
+    """The messages as the text that is tokenised; with `add_generation_prompt`, ready for the assistant's turn.
+
+    Raises:
         ValueError: there is no chat template, or it refuses these messages (roles it does not know, for instance).
     """
+    return str(_applied(tokenizer, messages, tokenize=False, add_generation_prompt=add_generation_prompt))
+
+
+def _applied(tokenizer: Any, messages: list[dict[str, Any]], **how: Any) -> Any:
     import jinja2
 
     check_chat_template(tokenizer)
     try:
-        ids = tokenizer.apply_chat_template(messages, tokenize=True, add_generation_prompt=True, return_dict=False)
-    except jinja2.TemplateError as error:
+        return tokenizer.apply_chat_template(messages, **how)
+    except (jinja2.TemplateError, TypeError) as error:  # TypeError: a template that adds text to what is no text
         roles = [m.get("role") for m in messages]
         raise ValueError(
             f"the chat template of '{tokenizer.name_or_path}' refuses messages with roles {roles}: {error}"
         ) from error
-    return [int(i) for i in ids]
 
 
 def _first_line(error: Exception) -> str:
