@@ -68,7 +68,9 @@ def about_not_finite(run: Rerun, table: TokenTable) -> list[Finding]:
     found = table.first_not_finite()
     if found is not None:
         name, row = found
-        where = f"token {table['position'][row]} ({table['token'][row]!r}) of response {table['trajectory'][row]}"
+        where = f"response {table['trajectory'][row]}"
+        if name != "reward":
+            where = f"token {table['position'][row]} ({table['token'][row]!r}) of {where}"
         text = f"The first number that is not finite: {name} of {where} is {table[name][row]:g}"
         spoiled = int(table.spoiled(name).sum())
         text += f". The column {name} is not finite on {spoiled} of {len(table)} tokens."

@@ -116,9 +116,10 @@ def rerun(saved: LoadedStep, device: str | None = None) -> Rerun:
 
 
 def compared(live: Tally, replayed: Tally, ranks: int) -> list[Compared]:
-    """Every metric of both, loss and gradient norm first. A count per rank of several ranks has no counterpart."""
+    """Every metric of both, loss and gradient norm first; of several ranks without what counts forward passes and dummies."""
     one, two = live.means(), replayed.means()
-    names = [name for name in dict.fromkeys([*one, *two]) if ranks == 1 or name != "train/micro_batches"]
+    counts = () if ranks == 1 else ("train/micro_batches", "train/tokens")
+    names = [name for name in dict.fromkeys([*one, *two]) if name not in counts]
     first = ("train/loss", "train/gradient_norm", "critic/loss", "critic/gradient_norm")
     names.sort(key=lambda name: first.index(name) if name in first else len(first))
     return [Compared(name, one.get(name), two.get(name)) for name in names]
@@ -142,10 +143,9 @@ def under(method: PolicyMethod, run: Rerun) -> tuple[TokenObjective, list[Policy
         live = live.model_copy(update={"corrections": []})
         notes.append(f"{name} reads mu itself, so the step's off-policy corrections are left out for it.")
     sums: dict[str, Tensor] = {}
-    for batch, t in zip(run.saved.batches, run.tokens, strict=True):
-        if not batch.is_dummy:
-            for key, values in method.step_sums(t).items():
-                sums[key] = sums.get(key, 0.0) + values.double().sum()
+    for t in run.tokens:
+        for key, values in method.step_sums(t).items():
+            sums[key] = sums.get(key, 0.0) + values.double().sum()
     sums = {key: value.float() for key, value in sums.items()}
     return TokenObjective(method, live), [dataclasses.replace(t, step_sums=sums) for t in run.tokens], notes
 

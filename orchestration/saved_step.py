@@ -79,8 +79,8 @@ class LoadedStep:
 
     @property
     def batches(self) -> list[MicroBatch]:
-        """Of all ranks, rank after rank."""
-        return [batch for part in self.parts for batch in part.batches]
+        """Of all ranks, rank after rank. Dummies, which only keep ranks in step, are left out."""
+        return [batch for part in self.parts for batch in part.batches if not batch.is_dummy]
 
     def values(self) -> dict[str, torch.Tensor]:
         """Parameters of the critic or value head by name; empty where the step had none."""

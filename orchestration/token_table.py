@@ -110,12 +110,12 @@ def token_table(
     """The table of one update.
 
     Args:
-        batches: its micro-batches, of all ranks.
+        batches: its micro-batches, of all ranks, without dummies.
         tokens: of each micro-batch, as the loss saw them.
         objective: what makes the losses.
         text: the tokenizer's, from ids to text.
     """
-    parts = [_columns(b, t, objective) for b, t in zip(batches, tokens, strict=True) if not b.is_dummy]
+    parts = [_columns(b, t, objective) for b, t in zip(batches, tokens, strict=True)]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     order = np.lexsort((columns["position"], columns["trajectory"]))
     columns = {name: values[order] for name, values in columns.items()}
@@ -180,8 +180,6 @@ def prompts(batches: Sequence[MicroBatch], text: Callable[[list[int]], str]) -> 
     """What stood before the first action token of each trajectory, by its index."""
     found = {}
     for batch in batches:
-        if batch.is_dummy:
-            continue
         for row, trajectory in enumerate(batch.trajectory_index):
             last = int(batch.predict[np.argmax(batch.sequence == row)])
             own = next(s for s in batch.segments if s.start <= last < s.start + s.length)

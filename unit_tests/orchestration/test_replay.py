@@ -17,7 +17,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from data_feeds.packing import pack
+from orchestration import replay_page
 from orchestration.devices import free_port
+from orchestration.token_table import TokenTable
 from rollouts.records import Prompt, Trajectory
 from unit_tests.orchestration.replay_rank import CASES, STEP, TEMPERATURE
 from unit_tests.tiny_model import WORDS, write_tiny_model
@@ -45,13 +47,20 @@ def trajectories(seed: int) -> list[Trajectory]:
     return made
 
 
+def members(update: int, ranks: int) -> list[Trajectory]:
+    """Update 0 of two ranks has a single response, so that the second rank gets a dummy."""
+    return trajectories(update)[: 1 if (update, ranks) == (0, 2) else 9]
+
+
 def packed(ranks: int) -> list:
     updates = []
     for update in range(2):
-        advantages = np.random.default_rng(update + 5).normal(size=9).astype(np.float32)
-        weights = np.full(9, LOSS_WEIGHT, np.float32)
-        updates.append(pack(trajectories(update), np.repeat(np.arange(3), 3), advantages, weights, 2, 24, ranks, True))
+        made = members(update, ranks)
+        advantages = np.random.default_rng(update + 5).normal(size=len(made)).astype(np.float32)
+        weights, groups = np.full(len(made), LOSS_WEIGHT, np.float32), np.repeat(np.arange(3), 3)[: len(made)]
+        updates.append(pack(made, groups, advantages, weights, 2, 24, ranks, True))
     assert len(updates[1][0]) > 1, "several micro-batches per rank"
+    assert updates[0][-1][-1].is_dummy == (ranks == 2)
     return updates
 
 
@@ -226,7 +235,7 @@ def test_ranks_run_in_sequence_and_the_order_of_sums_is_told(results, update):
     assert "train/micro_batches" not in result["out"]
     for amount in re.findall(r"differs by (\S+),", result["out"]):
         assert float(amount) < 1e-5
-    assert len(table(result)) == sum(t.action_tokens for t in trajectories(update))
+    assert len(table(result)) == sum(t.action_tokens for t in members(update, ranks=2))
 
 
 @pytest.mark.parametrize("name", ["nudged", "weight"])
@@ -313,7 +322,7 @@ def test_what_is_not_finite_is_named_and_comes_first(results):
     rows = spoiled["out"].split("state")[-1].split("\n")
     assert rows[1].split()[:3] == [said[3], said[1], f"'{said[2]}'"]
     assert "saved because it was not finite" in spoiled["out"]
-    assert "The first number that is not finite: reward of token 0" in found["reward"]["out"]
+    assert "The first number that is not finite: reward of response " in found["reward"]["out"]
     assert "first number that is not finite: logprob of token 0" in found["spoiled weight"]["out"]
     assert "so already before the step: model.norm.weight" in found["spoiled weight"]["out"]
     assert re.search(
@@ -407,3 +416,25 @@ def test_the_page_sorts_and_filters_and_asks_nobody(results):
         browser.close()
     assert errors == []
     assert all(url.startswith("file:") for url in requests)
+
+
+def test_a_large_step_is_cut_to_whole_responses_by_share(monkeypatch):
+    monkeypatch.setattr(replay_page, "MAX_TOKENS", 5)
+    numbers = {"trajectory": [0, 0, 1, 1, 2, 2], "share": [0.1, 0.2, 0.0, 0.1, 0.6, 0.0], "advantage": [1.0] * 6}
+    table = TokenTable({name: np.array(values) for name, values in numbers.items()})
+    assert replay_page.kept_rows(table).tolist() == [0, 1, 4, 5]
+    monkeypatch.setattr(replay_page, "MAX_TOKENS", 6)
+    assert replay_page.kept_rows(table).tolist() == list(range(6))
+
+
+def test_a_missing_reward_spoils_nothing_by_itself():
+    numbers = {
+        "trajectory": [0, 1, 2],
+        "share": [0.5, 0.2, 0.3],
+        "reward": [np.nan, 1, 1],
+        "advantage": [1.0, 1.0, np.nan],
+    }
+    table = TokenTable({name: np.array(values) for name, values in numbers.items()})
+    assert table.first_not_finite() == ("advantage", 2)
+    assert table.order("share").tolist() == [2, 0, 1]
+    assert table.order("share", ascending=True).tolist() == [2, 1, 0]
