@@ -121,6 +121,12 @@ class Reward(Block):
 
     parts: list[RewardPart] = Field(min_length=1, description="Parts of the reward.")
     workers: int = Field(1, ge=1, description="Scoring processes beside each engine.")
+    concurrency: int = Field(
+        16,
+        ge=1,
+        description="Responses that a scoring process works on at once when a part is an async function (a judge); "
+        "without one it is one at a time.",
+    )
     timeout_seconds: float = Field(
         10.0, gt=0, description="A score that takes longer is an error; its process is killed and replaced."
     )

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 F = TypeVar("F", bound=Callable[..., Any])
 
 # Files in rewards/ that are not rewards.
-NOT_REWARDS = ("find", "service", "worker")
+NOT_REWARDS = ("counted", "find", "service", "worker")
 
 
 def find_reward(name: str) -> Callable[..., Any]:

@@ -7,22 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import pickle
-import queue
 import signal
 import socket
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import time
 from typing import Any
 
 from configs.schema import Reward
 from rewards.find import labels
-from rewards.worker import PartSpec, Score, receive, send
+from rewards.worker import LENGTH, PartSpec, Score
 from rollouts.records import Trajectory
 
 START_SECONDS = 60.0  # for importing the reward functions
+CANCEL_SECONDS = 1.0  # for a cancelled async function to end
 
 
 def part_specs(reward: Reward) -> list[PartSpec]:
@@ -32,19 +33,20 @@ def part_specs(reward: Reward) -> list[PartSpec]:
 
 
 class ScoringService:
-    """`workers` scoring processes. Each scores one trajectory at a time; the others wait their turn.
+    """`workers` scoring processes, each working on up to `concurrency` trajectories when a function is async, else on
+    one; the others wait their turn.
 
-    `await start()` before the first `score`, `await close()` at the end.
+    `await start()` before the first `score`, `await close()` at the end, all on one event loop.
     """
 
     def __init__(self, reward: Reward) -> None:
         self.reward = reward
         self._specs = pickle.dumps(part_specs(reward))
         self._names = ", ".join(part.function for part in reward.parts)
-        # None stands for a process that is to be started when its turn comes.
-        self._idle: queue.SimpleQueue[_Process | None] = queue.SimpleQueue()
-        self._threads = ThreadPoolExecutor(reward.workers, thread_name_prefix="scoring")
-        self._running: set[_Process] = set()
+        self._places: asyncio.Queue[_Slot] = asyncio.Queue()  # a slot is in it as often as it has room
+        self._slots = [_Slot() for _ in range(reward.workers)]
+        # For those that were in a process with others when it was lost: here nobody else can be to blame.
+        self._alone, self._alone_turn = _Slot(), asyncio.Lock()
         self._closed = False
 
     async def start(self) -> None:
@@ -53,14 +55,14 @@ class ScoringService:
         Raises:
             ValueError: a function does not import; the message says which.
         """
-        loop = asyncio.get_running_loop()
-        starts = [loop.run_in_executor(self._threads, self._start_process) for _ in range(self.reward.workers)]
         try:
-            for process in await asyncio.gather(*starts):
-                self._idle.put(process)
+            processes = await asyncio.gather(*map(self._process, self._slots))
         except BaseException:
             await self.close()
             raise
+        for _ in range(self.reward.concurrency if processes[0].has_async else 1):
+            for slot in self._slots:
+                self._places.put_nowait(slot)
 
     async def score(self, trajectory: Trajectory) -> Trajectory:
         """Fill in the trajectory's reward, reward_parts, reward_error and reward_seconds, and return it.
@@ -70,7 +72,7 @@ class ScoringService:
         become the reward, and the update deals with them.
         """
         assert not self._closed, "the scoring service is closed"
-        result = await asyncio.get_running_loop().run_in_executor(self._threads, self._score, trajectory)
+        result = await self._score(trajectory)
         failed = result.error is not None
         trajectory.reward = 0.0 if failed and self.reward.on_error == "zero" else result.reward
         trajectory.reward_parts = result.parts
@@ -81,61 +83,71 @@ class ScoringService:
     async def close(self) -> None:
         """Kill the processes. Safe to call twice."""
         self._closed = True
-        for process in list(self._running):
-            process.kill()
-        await asyncio.to_thread(self._threads.shutdown, wait=True, cancel_futures=True)
-        for process in list(self._running):  # started while the others were killed
-            process.kill()
-        self._running.clear()
+        for slot in (*self._slots, self._alone):
+            if slot.process is not None:
+                await slot.process.lose(f"{self._names}: the scoring service was closed")
 
-    def _start_process(self) -> _Process:
-        if self._closed:
-            raise ValueError("the scoring service is closed")
-        process = _Process(self._names, 2 * self.reward.timeout_seconds + 10)
-        self._running.add(process)
+    async def _score(self, trajectory: Trajectory) -> Score:
+        slot = await self._places.get()
         try:
-            process.prepare(self._specs)
-        except BaseException:
-            self._discard(process)
-            raise
-        return process
-
-    def _discard(self, process: _Process) -> None:
-        process.kill()
-        self._running.discard(process)
-
-    def _score(self, trajectory: Trajectory) -> Score:
-        """One trajectory through one process. Runs in a thread of the pool, which has as many as there are processes."""
-        process: _Process | None = self._idle.get_nowait()
-        try:
-            if process is None:
-                process = self._start_process()
-            return process.score(trajectory, self.reward.timeout_seconds)
+            return await self._score_in(slot, trajectory)
         except _Lost as lost:
-            # The process is gone or no longer to be trusted; the next trajectory gets a new one.
-            if process is not None:
-                self._discard(process)
-                process = None
-            return Score(None, error=str(lost), seconds=lost.seconds)
+            if not lost.in_company or self._closed:
+                return Score(None, error=str(lost), seconds=lost.seconds)
+        finally:
+            self._places.put_nowait(slot)
+        async with self._alone_turn:
+            try:
+                return await self._score_in(self._alone, trajectory)
+            except _Lost as lost:
+                return Score(None, error=str(lost), seconds=lost.seconds)
+
+    async def _score_in(self, slot: _Slot, trajectory: Trajectory) -> Score:
+        try:
+            process = await self._process(slot)
         except ValueError as error:
             return Score(None, error=f"{self._names}: the scoring process did not start again: {error}")
-        finally:
-            self._idle.put(process)
+        return await process.score(trajectory, self.reward.timeout_seconds)
+
+    async def _process(self, slot: _Slot) -> _Process:
+        """The slot's process; a new one when it has none or lost it."""
+        async with slot.starting:
+            if self._closed:
+                raise ValueError("the scoring service is closed")
+            if slot.process is None or slot.process.is_lost:
+                slot.process = _Process(self._names, 2 * self.reward.timeout_seconds + 10)
+                await slot.process.prepare(self._specs)
+            return slot.process
+
+
+class _Slot:
+    """The place of a scoring process, which may be replaced."""
+
+    def __init__(self) -> None:
+        self.process: _Process | None = None
+        self.starting = asyncio.Lock()
 
 
 class _Lost(Exception):
     """The scoring process did not answer; it must be replaced."""
 
-    def __init__(self, message: str, seconds: float = 0.0) -> None:
+    def __init__(self, message: str, seconds: float, in_company: bool) -> None:
         super().__init__(message)
         self.seconds = seconds
+        self.in_company = in_company  # other trajectories were in the process: which one is to blame is not known
 
 
 class _Process:
-    """One scoring process and the socket to it. Blocking; used by one thread at a time."""
+    """One scoring process and the socket to it."""
 
     def __init__(self, names: str, limit_seconds: float) -> None:
         self.names = names
+        self.is_lost = False
+        self.has_async = False
+        self._numbers = itertools.count()
+        self._open: dict[int, asyncio.Future[Score]] = {}
+        self._started: dict[int, float] = {}  # when the process began with each; they may wait for one another there
+        self._heard = time.monotonic()
         self.socket, theirs = socket.socketpair()
         command = [sys.executable, "-m", "rewards.worker", str(theirs.fileno()), str(os.getpid()), str(limit_seconds)]
         # The same import path as here, in whatever folder this process runs; one thread per process.
@@ -151,49 +163,94 @@ class _Process:
                 start_new_session=True,  # its own group: Ctrl-C does not reach it, and it dies with what it started
             )
 
-    def prepare(self, specs: bytes) -> None:
+    async def prepare(self, specs: bytes) -> None:
         """Have it import the functions. Raises ValueError when that fails."""
+        self._reader, self._writer = await asyncio.open_connection(sock=self.socket)
+        self._writer.write(LENGTH.pack(len(specs)) + specs)
         try:
-            error = pickle.loads(self._call(specs, START_SECONDS))
-        except _Lost as lost:
-            raise ValueError(f"reward {self.names}: importing it failed: {lost}") from lost
+            error, self.has_async = await asyncio.wait_for(self._message(), START_SECONDS)
+        except TimeoutError:
+            error = f"reward {self.names}: importing it took longer than {START_SECONDS:g} s"
+        except (EOFError, OSError):
+            error = f"reward {self.names}: importing it failed: its process died ({await self._how_it_ended()})"
         if error is not None:
+            await self.lose(error)
             raise ValueError(error)
+        self._listening = asyncio.create_task(self._listen())
 
-    def score(self, trajectory: Trajectory, timeout_seconds: float) -> Score:
+    async def score(self, trajectory: Trajectory, timeout_seconds: float) -> Score:
+        """Raises _Lost when the process is gone or no longer to be trusted; it is killed then."""
         try:
-            message = pickle.dumps(trajectory, protocol=pickle.HIGHEST_PROTOCOL)
+            message = pickle.dumps((number := next(self._numbers), trajectory), protocol=pickle.HIGHEST_PROTOCOL)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             return Score(None, error=f"{self.names}: the trajectory cannot be sent to the scoring process: {error}")
-        answer: Any = pickle.loads(self._call(message, timeout_seconds))
-        assert isinstance(answer, Score)
-        return answer
-
-    def _call(self, message: bytes, timeout_seconds: float) -> bytes:
-        """Send a message and wait for the answer. Raises _Lost when none comes in time or ever."""
-        self.socket.settimeout(timeout_seconds)
+        if self.is_lost:
+            raise _Lost(f"{self.names}: its process is gone", 0.0, in_company=True)
+        answer = self._open[number] = asyncio.get_running_loop().create_future()
+        sent = time.monotonic()
+        self._writer.write(LENGTH.pack(len(message)) + message)
         try:
-            send(self.socket, message)
-            return receive(self.socket)
-        except TimeoutError as error:
-            text = f"{self.names}: no answer within {timeout_seconds:g} s; its process was killed"
-            raise _Lost(text, timeout_seconds) from error
-        except (EOFError, OSError) as error:
-            raise _Lost(f"{self.names}: its process died ({self._how_it_ended()})") from error
+            # Its own time counts from when it was begun with; until then, any sign of life from the process will do.
+            while (
+                seconds := self._started.get(number, max(sent, self._heard)) + timeout_seconds - time.monotonic()
+            ) > 0:
+                await asyncio.wait({answer}, timeout=seconds)
+                if answer.done():
+                    return answer.result()
+            text = f"{self.names}: no answer within {timeout_seconds:g} s"
+            if len(self._open) > 1:
+                message = pickle.dumps((number, None))
+                self._writer.write(LENGTH.pack(len(message)) + message)
+                if (await asyncio.wait({answer}, timeout=CANCEL_SECONDS))[0] and answer.exception() is None:
+                    return Score(None, error=f"{text}; it was cancelled", seconds=timeout_seconds)
+            await self.lose(f"{text}; its process was killed", timeout_seconds)
+            return answer.result()
+        except asyncio.CancelledError:
+            # Nobody waits for it any more, and it may be at work for ever.
+            answer.cancel()
+            await self.lose(f"{self.names}: scoring was cancelled, and its process killed")
+            raise
+        finally:
+            del self._open[number]
+            self._started.pop(number, None)
 
-    def _how_it_ended(self) -> str:
+    async def lose(self, message: str, seconds: float = 0.0) -> None:
+        """Kill it and everything it started, and tell all who wait for it. Returns when it is gone."""
+        self.is_lost = True
+        in_company = len(self._open) > 1
+        for answer in self._open.values():
+            if not answer.done():
+                answer.set_exception(_Lost(message, seconds, in_company))
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it is gone already
+            os.killpg(self.popen.pid, signal.SIGKILL)
+        if hasattr(self, "_writer"):
+            self._writer.transport.abort()
+        self.socket.close()
+        await asyncio.to_thread(self.popen.wait)
+
+    async def _listen(self) -> None:
         try:
-            code = self.popen.wait(5)
+            while True:
+                number, score = await self._message()
+                self._heard = time.monotonic()
+                if number not in self._open:
+                    continue
+                if score is None:
+                    self._started[number] = self._heard
+                elif not self._open[number].done():
+                    self._open[number].set_result(score)
+        except (EOFError, OSError):
+            if not self.is_lost:
+                await self.lose(f"{self.names}: its process died ({await self._how_it_ended()})")
+
+    async def _message(self) -> Any:
+        """The next message. Raises EOFError (IncompleteReadError is one) or OSError when the process is gone."""
+        (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
+        return pickle.loads(await self._reader.readexactly(length))
+
+    async def _how_it_ended(self) -> str:
+        try:
+            code = await asyncio.to_thread(self.popen.wait, 5)
         except subprocess.TimeoutExpired:
             return "it closed its socket"
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-    def kill(self) -> None:
-        """SIGKILL to the process and everything it started; returns when it is gone."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # it is gone already
-            os.killpg(self.popen.pid, signal.SIGKILL)
-        self.popen.wait()
-        # shutdown wakes a thread that is waiting on the socket; close alone does not.
-        with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)
-        self.socket.close()

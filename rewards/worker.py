@@ -1,7 +1,8 @@
 """A scoring process: `python -m rewards.worker <socket fd> <parent pid> <limit seconds>`, started by rewards/service.py.
 
-Scores one trajectory at a time, in the order they come over the socket. Whatever a reward function does is either an
-answer or the end of this process; the service sees to the rest.
+Ordinary functions run in the main thread, one trajectory after the other; async ones of several trajectories run side
+by side on an event loop in a second thread. Whatever a reward function does is either an answer or the end of this
+process; the service sees to the rest.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from typing import Any
 
 import numpy as np
 
+from rewards.counted import Counted
 from rewards.find import check_params, find_reward
 
-_LENGTH = struct.Struct("!Q")
+LENGTH = struct.Struct("!Q")
 TRACEBACK_LINES = 12
 
 
@@ -52,12 +54,12 @@ class Score:
 
 
 def send(sock: socket.socket, message: bytes) -> None:
-    sock.sendall(_LENGTH.pack(len(message)) + message)
+    sock.sendall(LENGTH.pack(len(message)) + message)
 
 
 def receive(sock: socket.socket) -> bytes:
     """One whole message. Raises EOFError when the other side is gone."""
-    return _exactly(sock, _LENGTH.unpack(_exactly(sock, _LENGTH.size))[0])
+    return _exactly(sock, LENGTH.unpack(_exactly(sock, LENGTH.size))[0])
 
 
 def _exactly(sock: socket.socket, count: int) -> bytes:
@@ -70,24 +72,44 @@ def _exactly(sock: socket.socket, count: int) -> bytes:
     return bytes(data)
 
 
-def score(trajectory: Any, parts: list[tuple[PartSpec, Callable[..., Any]]]) -> Score:
-    """Run every part on the trajectory; the reward is their weighted sum, or None when any failed."""
-    started = time.monotonic()
-    total, found, errors = 0.0, {}, []
+@dataclass(frozen=True)
+class _Raised:
+    """What a reward function raised, in the place of what it should have returned."""
+
+    error: BaseException
+
+
+Parts = list[tuple[PartSpec, Callable[..., Any]]]
+
+
+def called(trajectory: Any, parts: Parts) -> list[Any]:
+    """Call every part: what each returned (an async one: what is to be awaited), or a _Raised."""
+    outcomes: list[Any] = []
     for spec, function in parts:
         try:
-            value = function(trajectory, **spec.params)
-            if inspect.isawaitable(value):
-                value = asyncio.run(_awaited(value))
-            named = named_values(value, spec.label)
+            outcomes.append(function(trajectory, **spec.params))
         except BaseException as error:  # noqa: BLE001 a user's function may raise anything, SystemExit included
+            outcomes.append(_Raised(error))
+    return outcomes
+
+
+def summed(parts: Parts, outcomes: list[Any], seconds: float) -> Score:
+    """The weighted sum of what the parts returned, or None when any failed."""
+    total, found, errors = 0.0, {}, []
+    for (spec, _), outcome in zip(parts, outcomes, strict=True):
+        try:
+            if isinstance(outcome, _Raised):
+                raise outcome.error
+            paid, counters = (outcome.value, outcome.counters) if isinstance(outcome, Counted) else (outcome, {})
+            named = named_values(paid, spec.label)
+            found.update(named)
+            found.update(named_values(counters, spec.label) if counters else {})
+        except BaseException as error:  # noqa: BLE001
             tail = "".join(traceback.format_exception(error)).rstrip().splitlines()[-TRACEBACK_LINES:]
             errors.append(f"{spec.label}: {type(error).__name__}: {error}\n" + "\n".join(tail))
             continue
-        found.update(named)
         if spec.weight:  # a part that is only looked at: its NaN is not the reward's
             total += spec.weight * sum(named.values())
-    seconds = time.monotonic() - started
     return Score(None if errors else total, found, "\n".join(errors) or None, seconds)
 
 
@@ -109,8 +131,15 @@ def _number(value: Any, what: str) -> float:
     return float(value)
 
 
-async def _awaited(value: Any) -> Any:
-    return await value
+async def _awaited(outcome: Any) -> Any:
+    try:
+        return await outcome if inspect.isawaitable(outcome) else outcome
+    except BaseException as error:  # noqa: BLE001
+        return _Raised(error)
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
 def _end_with_parent(sock: socket.socket, parent: int) -> None:
@@ -122,32 +151,80 @@ def _end_with_parent(sock: socket.socket, parent: int) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
+class _Answers:
+    """Sends answers, from both threads, and keeps the event loop that async functions run on."""
+
+    def __init__(self, sock: socket.socket, parts: Parts) -> None:
+        self.sock, self.parts = sock, parts
+        self.sending = threading.Lock()
+        self.tasks: dict[int, asyncio.Task[None]] = {}
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+
+    def send(self, number: int, answer: Score | None) -> None:
+        """Answer for a trajectory; None says that it is being scored from now on."""
+        sys.stdout.flush()
+        with self.sending:
+            send(self.sock, pickle.dumps((number, answer)))
+
+    def score(self, number: int, trajectory: Any) -> None:
+        """Score, and answer: at once, or when what was async is done."""
+        self.send(number, None)
+        started = time.monotonic()
+        outcomes = called(trajectory, self.parts)
+        if any(inspect.isawaitable(outcome) for outcome in outcomes):
+            self.loop.call_soon_threadsafe(self._start, number, outcomes, started)
+        else:
+            self.send(number, summed(self.parts, outcomes, time.monotonic() - started))
+
+    def cancel(self, number: int) -> None:
+        self.loop.call_soon_threadsafe(self._cancel, number)
+
+    def _start(self, number: int, outcomes: list[Any], started: float) -> None:
+        self.tasks[number] = self.loop.create_task(self._finish(number, outcomes, started))
+
+    def _cancel(self, number: int) -> None:
+        if number in self.tasks:
+            self.tasks[number].cancel()
+
+    async def _finish(self, number: int, outcomes: list[Any], started: float) -> None:
+        try:
+            outcomes = await asyncio.gather(*map(_awaited, outcomes))
+            answer = summed(self.parts, outcomes, time.monotonic() - started)
+        except asyncio.CancelledError:  # the service gave up on it, and waits to hear that it ended
+            answer = Score(None, error="cancelled")
+        del self.tasks[number]
+        self.send(number, answer)
+
+
 def main() -> None:
     sock = socket.socket(fileno=int(sys.argv[1]))
     threading.Thread(target=_end_with_parent, args=(sock, int(sys.argv[2])), daemon=True).start()
+    parts: Parts = []
     try:
-        parts = []
         for spec in pickle.loads(receive(sock)):
             function = find_reward(spec.function)
             check_params(function, f"reward '{spec.function}'", spec.params)
             parts.append((spec, function))
-        send(sock, pickle.dumps(None))
     except ValueError as error:
-        send(sock, pickle.dumps(str(error)))
+        send(sock, pickle.dumps((str(error), False)))
         return
+    send(sock, pickle.dumps((None, any(is_async(function) for _, function in parts))))
+    answers = _Answers(sock, parts)
     limit = float(sys.argv[3])
     while True:
         try:
-            message = receive(sock)
+            number, trajectory = pickle.loads(receive(sock))
         except EOFError:
             return
+        if trajectory is None:
+            answers.cancel(number)
+            continue
         # The service kills sooner. This is for an orphan whose function holds the interpreter's lock, so that the
         # thread above never runs.
         faulthandler.dump_traceback_later(limit, exit=True)
-        answer = score(pickle.loads(message), parts)
+        answers.score(number, trajectory)
         faulthandler.cancel_dump_traceback_later()
-        sys.stdout.flush()
-        send(sock, pickle.dumps(answer))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from rewards.counted import Counted
+
 
 def by_response(trajectory: Any, folder: str = "") -> Any:
     """Do what the response says."""
@@ -100,6 +102,68 @@ def pid(folder: str) -> float:
 async def awaited(trajectory: Any) -> float:
     await asyncio.sleep(0.01)
     return 0.75
+
+
+async def by_response_async(trajectory: Any, folder: str = "") -> Any:
+    """Do what the response says, side by side with others: a function of this file, or one of those below."""
+    return await ASYNC[trajectory.response](trajectory)
+
+
+async def nap(trajectory: Any) -> float:
+    await asyncio.sleep(0.3)
+    return float(os.getpid())
+
+
+async def await_forever(trajectory: Any) -> float:
+    await asyncio.sleep(10**6)
+    return 1.0
+
+
+async def refuse_to_be_cancelled(trajectory: Any) -> float:
+    while True:
+        try:
+            await asyncio.sleep(10**6)
+        except asyncio.CancelledError:
+            continue
+
+
+async def block_the_loop(trajectory: Any) -> float:
+    time.sleep(10**6)
+    return 1.0
+
+
+async def exit_process(trajectory: Any) -> float:
+    await asyncio.sleep(0.1)
+    os._exit(3)
+
+
+async def raise_exit(trajectory: Any) -> float:
+    raise SystemExit(1)
+
+
+async def cancel_itself(trajectory: Any) -> float:
+    raise asyncio.CancelledError
+
+
+ASYNC = {
+    f.__name__: f
+    for f in (nap, await_forever, refuse_to_be_cancelled, block_the_loop, exit_process, raise_exit, cancel_itself)
+}
+
+
+def needs_the_main_thread(trajectory: Any) -> float:
+    """An event loop of its own, and signals, work in the main thread only."""
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    return asyncio.run(awaited(trajectory))
+
+
+def slow(trajectory: Any) -> float:
+    time.sleep(0.3)
+    return 1.0
+
+
+def counted(trajectory: Any) -> Counted:
+    return Counted({"a": 1.0, "b": 0.5}, {"tokens": 100.0})
 
 
 def one(trajectory: Any) -> float:

@@ -222,6 +222,86 @@ def test_workers_score_side_by_side() -> None:
     assert len(with_service(block(workers=2), run)) == 2
 
 
+def judge(**settings: Any) -> Reward:
+    return block({"function": "hostile_rewards:by_response_async"}, **{"timeout_seconds": 10.0, **settings})
+
+
+def test_async_functions_of_several_responses_run_side_by_side_in_one_process() -> None:
+    async def run(service: ScoringService) -> tuple[set[float | None], float]:
+        await service.score(trajectory("nap"))
+        started = time.monotonic()
+        done = await asyncio.gather(*(service.score(trajectory("nap")) for _ in range(12)))
+        return {t.reward for t in done}, time.monotonic() - started
+
+    pids, seconds = with_service(judge(concurrency=6), run)
+    assert len(pids) == 1 and 0.6 <= seconds < 12 * 0.3
+    _, by_twos = with_service(judge(concurrency=2), run)
+    assert by_twos >= 6 * 0.3
+
+
+def test_a_hanging_async_score_is_cancelled_and_the_others_go_on_where_they_are() -> None:
+    responses = ["nap"] * 3 + ["await_forever"] + ["nap"] * 12
+    done = scored(judge(timeout_seconds=1.0, concurrency=5), *responses, together=True)
+    assert [t.sample for t in done if t.reward is None] == [3]
+    assert "no answer within 1 s" in (done[3].reward_error or "") and done[3].reward_seconds == 1.0
+    assert len({t.reward for t in done if t.reward}) == 1, "the process was replaced"
+
+
+@pytest.mark.parametrize(
+    ("hostile", "said"),
+    [
+        ("refuse_to_be_cancelled", "its process was killed"),
+        ("block_the_loop", "its process was killed"),
+        ("exit_process", "its process died (exit code 3)"),
+    ],
+)
+def test_only_the_one_to_blame_fails_when_a_shared_process_is_lost(hostile: str, said: str) -> None:
+    responses = ["nap"] * 3 + [hostile] + ["nap"] * 4 + [hostile]
+    done = scored(judge(timeout_seconds=1.0, concurrency=9), *responses, together=True)
+    assert [t.sample for t in done if t.reward is None] == [3, 8]
+    assert all(said in (done[i].reward_error or "") for i in (3, 8))
+    assert all(t.reward_error is None and (t.reward or 0) > 1 for t in done if t.sample not in (3, 8))
+
+
+def test_async_functions_that_raise_what_stops_loops() -> None:
+    done = scored(judge(), "raise_exit", "cancel_itself", "nap", together=True)
+    assert [t.reward is None for t in done] == [True, True, False]
+    assert "SystemExit" in (done[0].reward_error or "") and "CancelledError" in (done[1].reward_error or "")
+
+
+def test_ordinary_functions_beside_async_ones_have_the_main_thread() -> None:
+    reward = block({"function": "hostile_rewards:awaited"}, {"function": "hostile_rewards:needs_the_main_thread"})
+    done = scored(reward, "a", "b", "c", together=True)
+    assert [t.reward for t in done] == [1.5] * 3, done[0].reward_error
+    assert list(done[0].reward_parts) == ["awaited", "needs_the_main_thread"]
+
+
+def test_a_slow_ordinary_function_does_not_time_out_those_that_wait_for_it() -> None:
+    slow = block(
+        {"function": "hostile_rewards:awaited"}, {"function": "hostile_rewards:slow"},
+        timeout_seconds=0.7, concurrency=8,
+    )  # fmt: skip
+    assert [t.reward for t in scored(slow, *"abcdefgh", together=True)] == [1.75] * 8
+
+
+def test_counters_are_told_and_not_paid() -> None:
+    (done,) = scored(block({"function": "hostile_rewards:counted", "weight": 2.0}), "x")
+    assert done.reward == 3.0
+    assert done.reward_parts == {"counted/a": 1.0, "counted/b": 0.5, "counted/tokens": 100.0}
+
+
+def test_a_score_that_nobody_waits_for_any_more_leaves_a_free_process() -> None:
+    async def run(service: ScoringService) -> Trajectory:
+        task = asyncio.create_task(service.score(trajectory("sleep_forever")))
+        await asyncio.sleep(0.5)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return await service.score(trajectory("good"))
+
+    assert with_service(block(timeout_seconds=60), run).reward == 0.5
+
+
 def test_import_failures_surface_at_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "dies_at_import.py").write_text("import os\nos._exit(3)\n")
     monkeypatch.syspath_prepend(tmp_path)
