@@ -11,10 +11,13 @@ import torch
 from torch import Tensor, nn
 
 import orchestration.attention  # noqa: F401  registers the attention functions
+from configs.lora import Lora
 from configs.schema import Model
 from data_feeds.packing import MicroBatch
+from orchestration.adapter_files import start_from
 from orchestration.devices import DeviceSpec
 from orchestration.logprobs import token_logprobs
+from orchestration.lora import add_adapters
 from orchestration.packed_layout import PackedLayout
 
 
@@ -185,13 +188,16 @@ class PolicyModel(nn.Module):
         return self
 
 
-def load_policy(model: Model, device: DeviceSpec, with_values: bool = False) -> PolicyModel:
+def load_policy(
+    model: Model, device: DeviceSpec, with_values: bool = False, lora: Lora | None = None
+) -> PolicyModel:
     """Load the configured causal language model (Hugging Face format) on the CPU, with packed attention.
 
     The weights are float32: DeepSpeed, or whoever runs the model, casts them to the compute type and keeps the masters.
+    With adapters only those are; the base, which is not trained, is loaded in the compute type.
 
     Raises:
-        ValueError: there is no model configuration, or not one of a causal text model.
+        ValueError: there is no model configuration, or not one of a causal text model; or adapters do not fit it.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -205,12 +211,15 @@ def load_policy(model: Model, device: DeviceSpec, with_values: bool = False) -> 
     hf_model = AutoModelForCausalLM.from_pretrained(
         model.path,
         config=config,
-        dtype=torch.float32,
+        dtype=torch.float32 if lora is None else getattr(torch, model.dtype),
         attn_implementation=device.attention,
         trust_remote_code=model.trust_remote_code,
     )
     if model.gradient_checkpointing:
         hf_model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if lora is not None:
+        add_adapters(hf_model, lora)
+        start_from(hf_model, lora, model.path)
     return PolicyModel(hf_model, model.float32_head, with_values)
 
 

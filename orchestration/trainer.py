@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ from algs.records import PolicyTokens
 from configs.training import Optimization
 from data_feeds.chat import load_tokenizer
 from data_feeds.packing import MicroBatch
+from orchestration.adapter_files import save_adapter
 from orchestration.critic import load_critic
 from orchestration.devices import DeviceSpec
 from orchestration.forward import PolicyModel, PreparedBatch, load_policy, to_device
+from orchestration.lora import adapter_tensors, adapters_off, merged_tensors
 from orchestration.metrics import Tally
 from orchestration.objective import TokenObjective
 from orchestration.saved_step import SavedStep
@@ -46,10 +49,11 @@ class Trainer:
         self.device = torch.device(device.device, torch.cuda.current_device() if device.device == "cuda" else 0)
         torch.manual_seed(settings.seed)  # construction is the same on every rank: ZeRO-3 does not broadcast parameters
         shares_trunk = self.objective.has_values and settings.critic.kind == "shared"
-        self.engine = self._engine(load_policy(settings.model, device, with_values=shares_trunk))
+        self.engine = self._engine(load_policy(settings.model, device, with_values=shares_trunk, lora=settings.lora))
         has_critic = self.objective.has_values and not shares_trunk
         self.critic = self._engine(load_critic(settings, device)) if has_critic else None
         has_reference = with_reference and self.objective.has_reference  # a replay has its numbers already
+        has_reference &= settings.lora is None  # with adapters the base is the reference
         self.reference = load_policy(settings.model, device) if has_reference else None
         if self.reference is not None:
             self.reference.requires_grad_(False).eval().to(
@@ -247,12 +251,24 @@ class Trainer:
                 columns["old_values"] = self.critic(prepared)
             if self.reference is not None and "ref_logprobs" in names:
                 columns["ref_logprobs"] = self.reference(prepared, t)[0]
+            elif self.settings.lora is not None and "ref_logprobs" in names:
+                with adapters_off(self.policy.hf_model):
+                    columns["ref_logprobs"] = self.engine(prepared, t)[0]
             found.append({name: columns[name].float().cpu().numpy() for name in names})
         return found
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Full parameters by their Hugging Face names, in the compute dtype. A collective: every rank iterates."""
-        yield from full_parameters(self.policy.hf_model, self.settings.train)
+        """What engines are sent, in the compute dtype: full parameters by their Hugging Face names; with `lora.sync: adapter`
+        the adapter's alone, by PEFT's. A collective: every rank iterates."""
+        lora = self.settings.lora
+        yield from self._tensors(only_adapter=lora is not None and lora.sync == "adapter")
+
+    def _tensors(self, only_adapter: bool) -> Iterator[tuple[str, Tensor]]:
+        hf_model, train = self.policy.hf_model, self.settings.train
+        if self.settings.lora is None:
+            return full_parameters(hf_model, train)
+        read = adapter_tensors if only_adapter else merged_tensors
+        return read(hf_model, lambda parameters: whole(parameters, train))
 
     def value_parameters(self) -> dict[str, Tensor]:
         """Parameters of the critic, or of the value head on the trunk; on rank 0, others get an empty dict. A collective."""
@@ -276,15 +292,22 @@ class Trainer:
     def _value_module(self) -> torch.nn.Module | None:
         return self.critic.module if self.critic is not None else self.policy.value_head
 
-    def save(self, folder: Path) -> None:
-        """Write the policy and its tokenizer in Hugging Face format (rank 0 writes; a collective)."""
-        state = {}
-        for name, tensor in self.weights():
+    def save(self, folder: Path, merged: bool = False) -> None:
+        """Write the policy and its tokenizer in Hugging Face format (rank 0 writes; a collective). Of a policy with adapters
+        those alone, in PEFT's format; `merged`: the model they make with the base, and they in folder/adapter."""
+        lora, model, state = self.settings.lora, self.settings.model, {}
+        is_adapter = lora is not None and not merged
+        for name, tensor in self._tensors(only_adapter=is_adapter):
             if self.rank == 0:
                 state[name] = tensor.cpu().clone()
         if self.rank == 0:
-            self.policy.hf_model.save_pretrained(folder, state_dict=state)
-            load_tokenizer(self.settings.model.path, self.settings.model.trust_remote_code).save_pretrained(folder)
+            if lora is not None and is_adapter:
+                save_adapter(folder, state, lora, model.path)
+            else:
+                self.policy.hf_model.save_pretrained(folder, state_dict=state)
+            load_tokenizer(model.path, model.trust_remote_code).save_pretrained(folder)
+        if lora is not None and merged:
+            self.save(folder / "adapter")
 
 
 def optimizer_step(engine: Any, settings: TrainerSettings) -> tuple[float, bool]:
@@ -306,8 +329,13 @@ def optimizer_step(engine: Any, settings: TrainerSettings) -> tuple[float, bool]
 def full_parameters(module: torch.nn.Module, train: Optimization) -> Iterator[tuple[str, Tensor]]:
     """Whole parameters by name, gathered one at a time under ZeRO-3. A collective: every rank iterates."""
     for name, parameter in module.named_parameters():
-        with deepspeed.zero.GatheredParameters([parameter], enabled=train.zero_stage == 3):
+        with whole([parameter], train):
             yield name, parameter.detach()
+
+
+def whole(parameters: list[torch.nn.Parameter], train: Optimization) -> AbstractContextManager[Any]:
+    """Inside, parameters that ZeRO-3 has partitioned are whole."""
+    return deepspeed.zero.GatheredParameters(parameters, enabled=train.zero_stage == 3)
 
 
 def parameter_groups(policy: torch.nn.Module, train: Optimization) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from configs.lora import Lora
 from configs.objective import Critic, Objective
 from configs.schema import Model
 from configs.training import Optimization
@@ -25,6 +26,8 @@ class TrainerSettings:
     total_updates: int  # optimizer steps of the whole run, for the learning-rate schedule
     objective: Objective = field(default_factory=Objective)
     critic: Critic = field(default_factory=Critic)
+    lora: Lora | None = None  # None: every weight is trained
+    merged_checkpoints: bool = False
     replay_folder: str = "replay"  # where steps are kept whole
     replay_steps: tuple[int, ...] = ()
     replay_keep: int = 2
