@@ -188,9 +188,7 @@ class PolicyModel(nn.Module):
         return self
 
 
-def load_policy(
-    model: Model, device: DeviceSpec, with_values: bool = False, lora: Lora | None = None
-) -> PolicyModel:
+def load_policy(model: Model, device: DeviceSpec, with_values: bool = False, lora: Lora | None = None) -> PolicyModel:
     """Load the configured causal language model (Hugging Face format) on the CPU, with packed attention.
 
     The weights are float32: DeepSpeed, or whoever runs the model, casts them to the compute type and keeps the masters.
