@@ -53,10 +53,10 @@ def live(folder: Path, rank: int, ranks: int, port: str) -> None:
     for name, (method, params, stage, dtype, critic, objective, wanted) in CASES.items():
         if wanted != ranks:
             continue
-        train = Train(learning_rate=0.1, zero_stage=stage, updates_per_step=2, max_grad_norm=0.5)
+        train = Train(learning_rate=0.1, schedule="linear", zero_stage=stage, updates_per_step=2, max_grad_norm=0.5)
         settings = TrainerSettings(
             Model(path=f"{folder}/model", dtype=dtype, device="cpu"), train, TEMPERATURE, 0, 10,
-            objective=Objective.model_validate(objective), critic=Critic(kind=critic),
+            objective=Objective.model_validate(objective), critic=Critic(kind=critic, warmup_steps=STEP - 1),
             replay_folder=f"{folder}/{name}/replay", replay_steps=(STEP,),
         )  # fmt: skip
         cls = find_method(method)
