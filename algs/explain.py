@@ -1,7 +1,8 @@
 """A method on one screen: formula, paper, parameters, what it reads and reports, and how it weighs grad log pi.
 
     python -m algs.explain                                        the methods there are
-    python -m algs.explain cispo --set ratio_cap=2                one of ours
+    python -m algs.explain cispo --set ratio_cap=2                one of ours; weights against the ratio
+    python -m algs.explain dpo --set beta=0.5                     weights against the margin of a pair
     python -m algs.explain my_lab.my_loss:Mine                    your own, from the folder that holds my_lab
 
 Everything is taken from the class docstring, from `Params`, or from the method itself, asked on made-up tokens.
@@ -15,27 +16,30 @@ import dataclasses
 import difflib
 import importlib
 import inspect
-import math
 import pkgutil
 import re
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-import torch
 from torch import Tensor
 
 import algs
+from algs import weight_table
 from algs.find import find_method, functions
 from algs.method import PolicyMethod
-from algs.probing import gradient_weight, reads
-from algs.records import Groups, PolicyTokens, TokenLoss
+from algs.probing import reads
+from algs.records import Groups
 
-RATIOS = (0.1, 0.5, 0.8, 1.0, 1.2, 1.28, 2.0, 5.0, 6.0, 10.0)
 SIGNS = {"ge": (">=", float.__ge__), "gt": (">", float.__gt__), "le": ("<=", float.__le__), "lt": ("<", float.__lt__)}
 YAML_WORDS = {"true": True, "false": False, "null": None}
+DATA = {  # PolicyMethod.data in words
+    "prompts": "prompts, which the policy answers, and rewards of its answers",
+    "demonstrations": "given responses",
+    "pairs": "pairs of a chosen and a rejected response",
+    "labels": "responses that are each labelled desirable or not",
+}
 MARKS = {"Differs from": "deviations", "Relatives:": "relatives"}
 
 
@@ -56,17 +60,6 @@ class Parameter:
     value: str  # in effect, as YAML has it
     bounds: str
     help: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Weights:
-    """-dL/dlog pi of one-token responses with pi_old = mu, for advantages of +1 and -1."""
-
-    ratios: tuple[float, ...]
-    positive: Tensor  # [N]
-    negative: Tensor  # [N]
-    metrics: tuple[str, ...]  # names of what the loss reports
-    step_metrics: dict[str, float]  # reports that depend on all tokens together: here those of the table
 
 
 def parts(method: type[PolicyMethod]) -> Parts:
@@ -154,24 +147,6 @@ def advantage(method: type[PolicyMethod]) -> str:
     return function.__name__ if function else f"its own ({method.__name__}.advantages)"
 
 
-def weights(method: PolicyMethod, ratios: Sequence[float] = RATIOS) -> Weights:
-    """How the method weighs grad log pi at each ratio. Sums over the step are those of these tokens alone."""
-    seen: dict[str, Tensor] = {}
-
-    def watched(t: PolicyTokens) -> TokenLoss:
-        answer = method.loss(t)
-        seen.update(answer.metrics)
-        return answer
-
-    listener: Any = SimpleNamespace(loss=watched, step_sums=method.step_sums)
-    log_ratio = torch.tensor(ratios, dtype=torch.float64).log()
-    negative, positive = (gradient_weight(listener, log_ratio, a).detach() for a in (-1.0, 1.0))
-    shared: dict[str, float] = {}
-    if type(method).step_sums is not PolicyMethod.step_sums:
-        shared = {name: float(x[0]) for name, x in seen.items() if bool((x == x[0]).all())}
-    return Weights(tuple(ratios), positive, negative, tuple(seen), shared)
-
-
 def built(name: str, given: Sequence[str] = ()) -> PolicyMethod:
     """A method with its parameters, `given` as "clip_high=0.28" each.
 
@@ -234,14 +209,17 @@ def methods() -> list[str]:
 
 def explanation(name: str, method: PolicyMethod) -> str:
     """The whole screen, as text."""
-    cls, doc, table = type(method), parts(type(method)), weights(method)
+    cls, doc, table = type(method), parts(type(method)), weight_table.weights(method)
     lines = [doc.title, *papers(cls), "", *(f"    {line}" for line in doc.formula.splitlines()), ""]
     for text in (*doc.text, *doc.deviations, *([f"Relatives: {doc.relatives}"] if doc.relatives else [])):
         lines += [*textwrap.wrap(text, 100, break_on_hyphens=False), ""]
     read = reads(method)
+    learns = f"learns from     {DATA[cls.data]}"
+    if cls.data == "prompts":
+        learns = f"advantage       {advantage(cls)} (objective.advantage replaces it)"
     lines += [
         f"algorithm.name  {name}",
-        f"advantage       {advantage(cls)} (objective.advantage replaces it)",
+        learns,
         f"aggregation     {cls.aggregation} (objective.aggregation replaces it)",
         f"reads           {', '.join(sorted(read)) or 'the log-probabilities alone'}",
         f"metrics         {', '.join(f'method/{metric}' for metric in table.metrics) or 'none of its own'}",
@@ -249,22 +227,7 @@ def explanation(name: str, method: PolicyMethod) -> str:
         "Parameters" if dataclasses.fields(method.params) else "No parameters.",
     ]
     lines += [f"  {p.name} = {p.value}{f'  ({p.bounds})' if p.bounds else ''}: {p.help}" for p in parameters(method)]
-    return "\n".join([*lines, "", *_table(table)])
-
-
-def _table(table: Weights) -> list[str]:
-    lines = ["Weight on grad log pi of a one-token response, r = pi / pi_old, mu = pi_old", f"{'r':>8}{'A = +1':>12}"]
-    lines[1] += f"{'A = -1':>12}"
-    lines += [
-        f"{r:>8g}{_shown(up):>12}{_shown(down):>12}"
-        for r, up, down in zip(table.ratios, table.positive.tolist(), table.negative.tolist(), strict=True)
-    ]
-    return lines + [f"{name} over the tokens of this table: {x:.4g}" for name, x in table.step_metrics.items()]
-
-
-def _shown(weight: float) -> str:
-    rounded = round(weight, 3)
-    return "0" if math.isclose(rounded, 0, abs_tol=1e-9) else f"{rounded:.3f}"
+    return "\n".join([*lines, "", *weight_table.lines(table)])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -53,10 +53,14 @@ class KTO(PolicyMethod):
         z0 = (p.beta * s["log_ratio"] / s["responses"]).detach().clamp(min=0)
         gain = torch.where(t.chosen, reward - z0, z0 - reward)
         weight = torch.where(t.chosen, p.desirable_weight, p.undesirable_weight)
-        metrics = {
+        logprob = t.sequence_mean(t.logprobs.detach())
+        metrics = {  # each a mean over the responses it speaks of
             "accuracy": (gain > 0).float(),
+            "margin": gain,
+            "chosen_reward": reward[t.chosen],
+            "rejected_reward": reward[~t.chosen],
+            "chosen_logprob": logprob[t.chosen],
+            "rejected_logprob": logprob[~t.chosen],
             "reference_point": z0.expand_as(reward),
-            "desirable_reward": reward[t.chosen],
-            "undesirable_reward": reward[~t.chosen],
         }
         return TokenLoss((weight * torch.sigmoid(-gain))[t.sequence], metrics)

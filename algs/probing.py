@@ -12,14 +12,16 @@ from algs.method import PolicyMethod
 from algs.records import Correction, Groups, PolicyTokens
 
 READABLE = ("old_logprobs", "behavior_logprobs", "ref_logprobs", "values", "advantages")
-LENGTHS = (4, 1, 6, 2, 3)  # action tokens of the made-up responses
-GROUPS = (0, 0, 1, 1, 1)
+LENGTHS = (4, 1, 5, 2, 3, 1)  # action tokens of the made-up responses
+GROUPS = (0, 0, 1, 1, 2, 2)
+CHOSEN = (True, False, False, True, True, False)  # one of each group, so that they are pairs too
 
 
 def made_up_tokens() -> PolicyTokens:
-    """Sixteen tokens of five responses in two groups, with every optional field. The same at every call.
+    """Sixteen tokens of six responses in three groups, with every optional field. The same at every call.
 
-    Ratios run from exp(-4) to exp(4), far on both sides of any usual clip; advantages have both signs.
+    Ratios run from exp(-4) to exp(4), far on both sides of any usual clip; advantages have both signs. Each group is a
+    pair, for methods that learn from preferences; for one that learns from labels each response has its own.
     """
     n = sum(LENGTHS)
     random = torch.Generator().manual_seed(0)
@@ -42,6 +44,7 @@ def made_up_tokens() -> PolicyTokens:
         values=values,
         old_values=values + draw(-0.5, 0.5),
         returns=draw(-1, 1),
+        chosen=torch.tensor(CHOSEN),
     )
 
 
@@ -99,25 +102,71 @@ def gradient_weight(method: PolicyMethod, log_ratio: Tensor, advantage: Tensor |
 
     Sums over the step (P3O's effective sample size) are taken over the given tokens.
     """
-    n = len(log_ratio)
     old = -1 - log_ratio.clamp(min=0)  # both stay below 0, as log-probabilities are
-    zeros = torch.zeros_like(log_ratio)
-    tokens = PolicyTokens(
-        logprobs=(old + log_ratio).requires_grad_(),
-        behavior_logprobs=old,
-        old_logprobs=old,
-        advantages=zeros + advantage,
+    tokens = _single_tokens(old + log_ratio, old, torch.arange(len(log_ratio)))
+    return _weights(method, dataclasses.replace(tokens, advantages=torch.zeros_like(log_ratio) + advantage))
+
+
+def pair_weights(method: PolicyMethod, margin: Tensor) -> tuple[Tensor, Tensor]:
+    """The weights on grad log pi of the chosen and the rejected response, -dL/dlog pi of the mean over pairs times their
+    number, for pairs of one-token responses whose log-ratios to the reference differ by `margin`. [P] -> [P], [P]
+
+    The more probable response of a pair has log pi = -1, and pi_ref gives both -1. Of a method that scores responses with
+    a value head it is the weight on the score's gradient, for scores of +- margin / 2.
+    """
+    pairs = len(margin)
+    logprobs = torch.cat([-1 + margin.clamp(max=0), -1 - margin.clamp(min=0)])
+    tokens = _single_tokens(logprobs, torch.full_like(logprobs, -1.0), torch.arange(pairs).repeat(2))
+    tokens = dataclasses.replace(
+        tokens, values=torch.cat([margin, -margin]) / 2, chosen=torch.arange(2 * pairs) < pairs
+    )
+    found = _weights(method, tokens) / 2  # the pair's loss is on both of its tokens
+    return found[:pairs], found[pairs:]
+
+
+def label_weights(method: PolicyMethod, log_ratio: Tensor) -> tuple[Tensor, Tensor]:
+    """The weights on grad log pi of desirable and of undesirable one-token responses with this log pi / pi_ref, -dL/dlog pi
+    of the mean over responses times their number. [S] -> [S], [S]. Sums over the step are those of these responses."""
+    n = len(log_ratio)
+    logprobs = (-1 + log_ratio.clamp(max=0)).repeat(2)
+    tokens = _single_tokens(logprobs, logprobs - log_ratio.repeat(2), torch.arange(2 * n))
+    found = _weights(method, dataclasses.replace(tokens, chosen=torch.arange(2 * n) < n))
+    return found[:n], found[n:]
+
+
+def likelihood_weight(method: PolicyMethod, logprobs: Tensor) -> Tensor:
+    """The weight on grad log pi of trained tokens with this log pi, responses of one token. [N] -> [N]"""
+    return _weights(method, _single_tokens(logprobs, logprobs, torch.arange(len(logprobs))))
+
+
+def _single_tokens(logprobs: Tensor, others: Tensor, group: Tensor) -> PolicyTokens:
+    """Responses of one token each, where pi_old, mu and pi_ref are `others`. [N], [N], [N]"""
+    n = len(logprobs)
+    zeros = torch.zeros_like(logprobs)
+    return PolicyTokens(
+        logprobs=logprobs,
+        behavior_logprobs=others,
+        old_logprobs=others,
+        advantages=zeros,
         entropy=zeros + 1,
         sequence=torch.arange(n),
-        group=torch.arange(n),
+        group=group,
         staleness=torch.zeros(n, dtype=torch.int64),
-        ref_logprobs=old,
+        ref_logprobs=others,
         values=zeros,
         old_values=zeros,
         returns=zeros,
     )
+
+
+def _weights(method: PolicyMethod, tokens: PolicyTokens) -> Tensor:
+    """-dL/dlog pi, L the sum of the tokens' losses; plus -dL/dV, for a method whose loss is on the values. [N]"""
+    assert tokens.values is not None
+    leaves = (tokens.logprobs.detach().requires_grad_(), tokens.values.detach().requires_grad_())
+    tokens = dataclasses.replace(tokens, logprobs=leaves[0], values=leaves[1])
     loss = method.loss(with_step_sums(method, tokens)).values.sum()
-    return zeros - torch.autograd.grad(loss, tokens.logprobs)[0]  # no -0.0
+    zeros = torch.zeros_like(tokens.advantages)  # and no -0.0
+    return sum((zeros - g for g in torch.autograd.grad(loss, leaves, allow_unused=True) if g is not None), zeros)
 
 
 def weighs(correction: Callable[[PolicyTokens], Correction]) -> bool:

@@ -11,9 +11,11 @@ class SFT(PolicyMethod):
 
         loss = -log pi
 
-    Learns to repeat the given responses. Advantages play no part; `token_mean` gives the usual cross-entropy.
+    Learns to repeat the given responses. `token_mean` is the usual cross-entropy, here exact over the optimizer step:
+    every trained token of all micro-batches and ranks counts the same.
     Differs from the paper by: nothing; there is no paper.
-    Relatives: REINFORCE (weighs each response with its advantage).
+    Relatives: REINFORCE (weighs each response with its advantage), ORPO (adds a penalty on rejected responses), DPO
+    (learns from pairs, usually after this).
     """
 
     class Params(MethodParams):

@@ -1,6 +1,6 @@
 """Writes the generated part of docs/methods from the methods, their tests and their configs: `python -m eval.method_cards`.
 
-A card at the end of each method's page, the index docs/methods/README.md, and the picture of weights with its numbers.
+A card at the end of each method's page, the index docs/methods/README.md, and the pictures of weights with their numbers.
 `--check` writes nothing, and exits with 1 when something is stale.
 """
 
@@ -10,9 +10,11 @@ import argparse
 import math
 import re
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from algs.explain import (
+    DATA,
     Parameter,
     advantage,
     advantage_function,
@@ -20,11 +22,11 @@ from algs.explain import (
     papers,
     parameters,
     parts,
-    weights,
 )
 from algs.find import find_method
 from algs.method import PolicyMethod
 from algs.probing import reads
+from algs.weight_table import weights
 from configs.algorithm import listed
 from configs.files import read_job
 from eval import method_plot, method_tests
@@ -51,6 +53,18 @@ python -m algs.explain my_lab.my_loss:Mine
 
 Your own method takes no registration: [ADD_A_METHOD.md](../ADD_A_METHOD.md).
 
+## From rewards
+
+`python main_rl.py --config configs/<method>.yaml`
+
+"""
+GIVEN = """
+## From given responses
+
+`python main_sl.py --config configs/<method>.yaml`: demonstrations, pairs of a chosen and a rejected response, or responses
+labelled desirable or not. The trainer, packing and configuration are those of reinforcement learning; a batch of pairs in
+the engine's place is all that differs.
+
 """
 PICTURE = """
 ## How they weigh a token
@@ -64,34 +78,53 @@ where μ ≠ π_old. On strictly on-policy data r = 1 everywhere, and all weight
 
 P3O's weight depends on the whole step: here its effective sample size is that of the drawn ratios, {ess:.2f}.
 The numbers are in [weights.csv](weights.csv).
+
+## How they weigh a pair
+
+For a method that learns from preferences: the weight of the chosen and of the rejected response against the margin h, by how
+much log π/π_ref of the chosen exceeds that of the rejected, for responses of one token under default parameters. Each panel
+has its own scale. Of KTO it is the weight of a desirable and of an undesirable response with log π/π_ref = h and a reference
+point of 0; of a reward model the weight on the gradient of its scores, h their difference.
+
+![Weight on grad log pi of chosen and rejected against the margin](margins.svg)
+
+ORPO, which weighs by odds, depends on more than the margin: here the more probable response of a pair has log π = −1. The
+numbers are in [margins.csv](margins.csv).
 """
+FIGURES = {  # file -> what is drawn, and of which methods, by PolicyMethod.data
+    "weights": (method_plot.AGAINST_RATIO, {"prompts"}),
+    "margins": (method_plot.AGAINST_MARGIN, {"pairs", "labels"}),
+}
 
 
-def names() -> list[str]:
-    """Methods that have a page: those that learn from rewards."""
-    return [name for name, entry in listed().items() if entry.has_advantages]
+def names(data: Collection[str] = tuple(DATA)) -> list[str]:
+    """Methods that learn from such data; all have a page."""
+    return [name for name in listed() if find_method(name).data in data]
 
 
 def written() -> dict[Path, str]:
     """What each file should hold. Raises ValueError when a method has no page, or a page no place for its card."""
     found = {PAGES / f"{name}.md": _with_card(name) for name in names()}
-    curves = method_plot.curves(names())
     found[PAGES / "README.md"] = index()
-    found[PAGES / "weights.csv"] = method_plot.to_csv(curves)
-    found[PAGES / "weights.svg"] = method_plot.to_svg(curves)
+    for file, (figure, data) in FIGURES.items():
+        curves = method_plot.curves(figure, names(data))
+        found[PAGES / f"{file}.csv"] = method_plot.to_csv(figure, curves)
+        found[PAGES / f"{file}.svg"] = method_plot.to_svg(figure, curves)
     return found
 
 
 def stale() -> list[str]:
-    """Names of the files that are not as they should be. The picture is compared by its numbers, to a hundredth."""
+    """Names of the files that are not as they should be. The pictures are compared by their numbers, to a hundredth."""
     texts = written()
     here = {path.name: path.read_text(encoding="utf-8") if path.is_file() else "" for path in texts}
     should = {path.name: text for path, text in texts.items()}
-    found = [name for name in should if not name.startswith("weights.") and here[name] != should[name]]
-    if not _same(method_plot.from_csv(here["weights.csv"] or "r\n"), method_plot.from_csv(should["weights.csv"])):
-        found.append("weights.csv")
-    elif here["weights.svg"] != method_plot.to_svg(method_plot.from_csv(here["weights.csv"])):
-        found.append("weights.svg")
+    found = [name for name in should if name.endswith(".md") and here[name] != should[name]]
+    for file, (figure, _) in FIGURES.items():
+        drawn = method_plot.from_csv(figure, here[f"{file}.csv"] or figure.head)
+        if not _same(drawn, method_plot.from_csv(figure, should[f"{file}.csv"])):
+            found.append(f"{file}.csv")
+        elif here[f"{file}.svg"] != method_plot.to_svg(figure, drawn):
+            found.append(f"{file}.svg")
     return found
 
 
@@ -125,7 +158,7 @@ def card(name: str) -> str:
     lines += [
         "| | |",
         "|---|---|",
-        f"| advantage | {_advantage(cls)} |",
+        f"| advantage | {_advantage(cls)} |" if cls.data == "prompts" else f"| learns from | {DATA[cls.data]} |",
         f"| aggregation | {_aggregation(name, cls)} |",
     ]
     lines += [f"| reads | {read} |", f"| metrics | {metrics} |", f"| relatives | {_linked(doc.relatives)} |", ""]
@@ -172,13 +205,14 @@ def _cell(text: str) -> str:
 
 
 def _tests(name: str) -> list[str]:
+    from_rewards = find_method(name).data == "prompts"
     own, about = method_tests.own(name), method_tests.about(name)
     lines = [f"- {test.says}" for test in own]
     if own:
         lines = [f"Its own ([test_{name}.py](../../{own[0].path})):", "", *lines, ""]
     if about:
         lines += ["With others:", "", *_cited(about), ""]
-    return [*lines, "Every method:", "", *_cited(method_tests.of_all())]
+    return [*lines, "Every method:", "", *_cited(method_tests.of_all(from_rewards))]
 
 
 def _cited(tests: list[method_tests.Test]) -> list[str]:
@@ -187,16 +221,26 @@ def _cited(tests: list[method_tests.Test]) -> list[str]:
 
 def index() -> str:
     """docs/methods/README.md."""
-    rows = ["| method | paper | the idea | advantage | aggregation | config |", "|---|---|---|---|---|---|"]
-    for name in names():
+    table = weights(built("p3o"), method_plot.RATIOS)
+    given = [data for data in DATA if data != "prompts"]
+    rewarded, others = _rows(names({"prompts"})), _rows(names(given))
+    return INDEX + rewarded + GIVEN + others + PICTURE.format(ess=table.step_metrics["ess"])
+
+
+def _rows(methods: list[str]) -> str:
+    """A table with a line for each; all of one kind, from rewards or not."""
+    from_rewards = type(built(methods[0])).data == "prompts"
+    rows = [f"| method | paper | the idea | {'advantage' if from_rewards else 'data'} | aggregation | config |"]
+    rows.append("|---|---|---|---|---|---|")
+    for name in methods:
         method = type(built(name))
         links = " ".join(f"[{link.partition('.org/')[2].removeprefix('abs/')}]({link})" for link in papers(method))
         config = f"[{name}.yaml](../../configs/{name}.yaml)" if config_path(name).is_file() else ""
         page = (PAGES / f"{name}.md").read_text(encoding="utf-8")
         row = [f"[{page.partition(chr(10))[0].removeprefix('# ')}]({name}.md)", links, _cell(idea(page))]
-        rows.append(f"| {' | '.join([*row, f'`{advantage(method)}`', f'`{method.aggregation}`', config])} |")
-    table = weights(built("p3o"), method_plot.RATIOS)
-    return INDEX + "\n".join(rows) + "\n" + PICTURE.format(ess=table.step_metrics["ess"])
+        of_its_kind = f"`{advantage(method)}`" if from_rewards else method.data
+        rows.append(f"| {' | '.join([*row, of_its_kind, f'`{method.aggregation}`', config])} |")
+    return "\n".join(rows) + "\n"
 
 
 def idea(page: str) -> str:
@@ -218,7 +262,7 @@ def main() -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"wrote {len(names())} cards, the index and the picture in docs/methods")
+    print(f"wrote {len(names())} cards, the index and the pictures in docs/methods")
     return 0
 
 

@@ -1,21 +1,24 @@
-"""How each method weighs grad log pi, drawn: weight against the ratio r, one panel for methods that weigh alike.
+"""How each method weighs grad log pi, drawn: one panel for methods that weigh alike.
 
-Drawn from numbers that are kept beside the picture, so that a stale picture shows as a difference of numbers.
+Methods that learn from rewards against the ratio r, those that learn from preferences against the margin of a pair. Drawn
+from numbers that are kept beside the picture, so that a stale picture shows as a difference of numbers.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from textwrap import wrap
 
-from algs.explain import built, weights
+from algs.explain import built
+from algs.weight_table import weights
 
 RATIOS = tuple(round(10 ** (k / 50 - 1), 4) for k in range(90))  # 0.1 to 6.03, with 1 among them
+MARGINS = tuple(k / 4 - 10 for k in range(81))  # -10 to 10
 DIGITS = 4
 COLUMNS = 4
 PANEL, GAP, LEFT, TOP = (190, 150), (34, 62), 40, 78  # px; the gap holds the title of the panel below
-LIMIT = 6.2  # largest |weight| drawn
 STYLE = """
   text { font: 11px system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif; fill: #57606a; }
   .title { font-size: 15px; font-weight: 600; fill: #1f2328; }
@@ -30,15 +33,55 @@ STYLE = """
   }
 """
 
-Curves = dict[str, tuple[list[float], list[float]]]  # method -> weights at A = +1 and at A = -1, one per ratio
+Curve = tuple[list[float], list[float]]  # weights at A = +1 and -1, or of the chosen and the rejected; one per point
+Curves = dict[str, Curve]
 
 
-def curves(names: Sequence[str]) -> Curves:
-    """The weights of each method at `RATIOS`, under its default parameters."""
+@dataclass(frozen=True)
+class Figure:
+    """What is drawn of one kind of method."""
+
+    title: str
+    points: tuple[float, ...]
+    head: str  # of the points' column
+    columns: tuple[str, str]  # endings of a method's two columns
+    legend: tuple[tuple[str, str, int], ...]  # style, label, px to the next
+    ticks: tuple[float, ...]
+    is_log: bool
+    limit: float | None  # largest |weight| drawn; None: each panel has its own
+    plain: bool  # whether r A is drawn for comparison
+
+
+AGAINST_RATIO = Figure(
+    "Weight on ∇log π of a token, against its ratio r",
+    RATIOS,
+    "r",
+    ("+1", "-1"),
+    (("plus", "A = +1", 80), ("minus", "A = −1", 80), ("plain", "r·A, no clip or cap", 0)),
+    (0.1, 0.3, 1, 3, 6),
+    is_log=True,
+    limit=6.2,
+    plain=True,
+)
+AGAINST_MARGIN = Figure(
+    "Weight on ∇log π of the two responses of a pair, against the margin h",
+    MARGINS,
+    "h",
+    ("_chosen", "_rejected"),
+    (("plus", "chosen", 80), ("minus", "rejected", 0)),
+    (-10, -5, 0, 5, 10),
+    is_log=False,
+    limit=None,
+    plain=False,
+)
+
+
+def curves(figure: Figure, names: Sequence[str]) -> Curves:
+    """The weights of each method at the figure's points, under its default parameters."""
     found = {}
     for name in names:
-        table = weights(built(name), RATIOS)
-        found[name] = (_rounded(table.positive.tolist()), _rounded(table.negative.tolist()))
+        up, down = weights(built(name), figure.points).curves.values()
+        found[name] = (_rounded(up.tolist()), _rounded(down.tolist()))
     return found
 
 
@@ -46,19 +89,21 @@ def _rounded(values: list[float]) -> list[float]:
     return [round(value, DIGITS) + 0.0 for value in values]  # + 0.0: no minus before a zero
 
 
-def to_csv(found: Curves) -> str:
-    """One row per ratio; columns <method>+1 and <method>-1."""
-    rows = [["r", *(f"{name}{sign}" for name in found for sign in ("+1", "-1"))]]
-    for i, ratio in enumerate(RATIOS):
-        rows.append([f"{ratio:g}", *(f"{values[i]:g}" for pair in found.values() for values in pair)])
+def to_csv(figure: Figure, found: Curves) -> str:
+    """One row per point; two columns for each method."""
+    rows = [[figure.head, *(f"{name}{ending}" for name in found for ending in figure.columns)]]
+    for i, point in enumerate(figure.points):
+        rows.append([f"{point:g}", *(f"{values[i]:g}" for pair in found.values() for values in pair)])
     return "".join(",".join(row) + "\n" for row in rows)
 
 
-def from_csv(text: str) -> Curves:
+def from_csv(figure: Figure, text: str) -> Curves:
     """The curves that `to_csv` wrote."""
     head, *rows = (line.split(",") for line in text.splitlines())
     columns = {name: [float(row[i]) for row in rows] for i, name in enumerate(head)}
-    return {name[:-2]: (columns[name], columns[f"{name[:-2]}-1"]) for name in head if name.endswith("+1")}
+    one, other = figure.columns
+    names = [name.removesuffix(one) for name in head if name.endswith(one)]
+    return {name: (columns[f"{name}{one}"], columns[f"{name}{other}"]) for name in names}
 
 
 def alike(found: Curves) -> list[list[str]]:
@@ -73,7 +118,7 @@ def alike(found: Curves) -> list[list[str]]:
     return groups
 
 
-def to_svg(found: Curves) -> str:
+def to_svg(figure: Figure, found: Curves) -> str:
     """The picture, the same text for the same numbers."""
     groups = alike(found)
     rows = -(-len(groups) // COLUMNS)
@@ -82,46 +127,57 @@ def to_svg(found: Curves) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">',
         f"<style>{STYLE}</style>",
-        f'<text class="title" x="{LEFT}" y="20">Weight on ∇log π of a token, against its ratio r</text>',
-        *_legend(),
+        f'<text class="title" x="{LEFT}" y="20">{figure.title}</text>',
+        *_legend(figure),
     ]
     for i, group in enumerate(groups):
         x, y = LEFT + i % COLUMNS * (PANEL[0] + GAP[0]), TOP + i // COLUMNS * (PANEL[1] + GAP[1])
-        parts += [f'<g transform="translate({x} {y})">', *_panel(group, found[group[0]]), "</g>"]
+        parts += [f'<g transform="translate({x} {y})">', *_panel(figure, group, found[group[0]]), "</g>"]
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _legend() -> Iterator[str]:
+def _legend(figure: Figure) -> Iterator[str]:
     x = LEFT
-    for style, label, step in (("plus", "A = +1", 80), ("minus", "A = −1", 80), ("plain", "r·A, no clip or cap", 0)):
+    for style, label, step in figure.legend:
         yield f'<path class="{style}" d="M{x} 36h20"/><text x="{x + 25}" y="40">{label}</text>'
         x += step
 
 
-def _panel(names: list[str], curve: tuple[list[float], list[float]]) -> Iterator[str]:
+def _panel(figure: Figure, names: list[str], curve: Curve) -> Iterator[str]:
+    limit = figure.limit or 1.1 * max(abs(value) for values in curve for value in values)
+    levels = (-6.0, -3.0, 0.0, 3.0, 6.0) if figure.limit else (-limit / 1.1, 0.0, limit / 1.1)
     lines = wrap(", ".join(names), 34)
     for i, line in enumerate(lines):
         yield f'<text class="name" x="0" y="{-8 - 13 * (len(lines) - 1 - i)}">{line}</text>'
-    for value in (-6, -3, 0, 3, 6):
-        yield f'<path class="grid" d="M0 {_y(value)}h{PANEL[0]}"/>'
-        yield f'<text x="-6" y="{_y(value) + 4:.1f}" text-anchor="end">{value}</text>'.replace(">-", ">−")
-    for ratio in (0.1, 0.3, 1, 3, 6):
-        yield f'<path class="grid" d="M{_x(ratio)} 0v{PANEL[1]}"/>'
-        yield f'<text x="{_x(ratio)}" y="{PANEL[1] + 14}" text-anchor="middle">{ratio:g}</text>'
-    for sign in (1, -1):
-        yield f'<path class="plain" d="{_line([sign * ratio for ratio in RATIOS])}"/>'
+    for value in levels:
+        yield f'<path class="grid" d="M0 {_y(value, limit)}h{PANEL[0]}"/>'
+        label = f"{value:.2g}".replace("-", "−")
+        yield f'<text x="-6" y="{_y(value, limit) + 4:.1f}" text-anchor="end">{label}</text>'
+    for tick in figure.ticks:
+        yield f'<path class="grid" d="M{_x(figure, tick)} 0v{PANEL[1]}"/>'
+        label = f"{tick:g}".replace("-", "−")
+        yield f'<text x="{_x(figure, tick)}" y="{PANEL[1] + 14}" text-anchor="middle">{label}</text>'
+    for sign in (1, -1) if figure.plain else ():
+        yield f'<path class="plain" d="{_line(figure, [sign * ratio for ratio in figure.points], limit)}"/>'
     for style, values in zip(("plus", "minus"), curve, strict=True):
-        yield f'<path class="{style}" d="{_line(values)}"/>'
+        yield f'<path class="{style}" d="{_line(figure, values, limit)}"/>'
 
 
-def _line(values: Sequence[float]) -> str:
-    points = [f"{_x(r)} {_y(value)}" for r, value in zip(RATIOS, values, strict=True) if abs(value) <= LIMIT]
+def _line(figure: Figure, values: Sequence[float], limit: float) -> str:
+    points = [
+        f"{_x(figure, x)} {_y(value, limit)}"
+        for x, value in zip(figure.points, values, strict=True)
+        if abs(value) <= limit
+    ]
     return "M" + "L".join(points)
 
 
-def _x(ratio: float) -> float:
-    return round(PANEL[0] * math.log(ratio / RATIOS[0]) / math.log(RATIOS[-1] / RATIOS[0]), 1)
+def _x(figure: Figure, point: float) -> float:
+    first, last, at = figure.points[0], figure.points[-1], point
+    if figure.is_log:
+        first, last, at = math.log(first), math.log(last), math.log(at)
+    return round(PANEL[0] * (at - first) / (last - first), 1)
 
 
-def _y(value: float) -> float:
-    return round(PANEL[1] * (LIMIT - value) / (2 * LIMIT), 1)
+def _y(value: float, limit: float) -> float:
+    return round(PANEL[1] * (limit - value) / (2 * limit), 1)

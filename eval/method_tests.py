@@ -21,6 +21,7 @@ class Test:
     path: str  # from the root
     says: str  # the first paragraph of its docstring, or its name in words
     every_method: bool
+    from_rewards: bool  # of those only the ones that learn from rewards
     words: frozenset[str]  # texts in its body and its parameters: a method it speaks of is among them
 
 
@@ -45,9 +46,9 @@ def about(name: str) -> list[Test]:
     return [t for t in tests() if name in t.words and not t.every_method and not _is_a_methods_own(t.path)]
 
 
-def of_all() -> list[Test]:
-    """Those that run once for every method."""
-    return [test for test in tests() if test.every_method]
+def of_all(from_rewards: bool) -> list[Test]:
+    """Those that run once for every method, or for every one that learns from rewards."""
+    return [test for test in tests() if test.every_method and (from_rewards or not test.from_rewards)]
 
 
 def _is_a_methods_own(path: str) -> bool:
@@ -74,8 +75,9 @@ def _tests(module: ast.Module, path: str) -> Iterator[Test]:
                 for inner in ast.walk(item)
                 if isinstance(inner, ast.Constant) and isinstance(inner.value, str)
             }
-            is_of_all = any(EVERY_METHOD & _names(item) for item in reached)
-            yield Test(path, " ".join(says.split()), is_of_all, frozenset(words))
+            names = {name for item in reached for name in _names(item)}
+            is_of_all = bool(EVERY_METHOD & names)
+            yield Test(path, " ".join(says.split()), is_of_all, "has_advantages" in names, frozenset(words))
 
 
 def _reached(parameters: list[ast.expr], assigned: dict[str, ast.expr]) -> list[ast.expr]:

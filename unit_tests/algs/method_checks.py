@@ -49,6 +49,34 @@ def steps(draw: st.DrawFn, max_groups: int = 4, max_size: int = 6, max_length: i
     return random_step(sizes, lengths, np.random.default_rng(draw(st.integers(0, 2**32))), by_token)
 
 
+@st.composite
+def pair_steps(draw: st.DrawFn, max_pairs: int = 5, max_length: int = 9) -> Step:
+    """Pairs of one chosen and one rejected response each, in any order."""
+    pairs = draw(st.integers(1, max_pairs))
+    lengths = [draw(st.integers(1, max_length)) for _ in range(2 * pairs)]
+    return random_pairs(lengths, np.random.default_rng(draw(st.integers(0, 2**32))))
+
+
+def steps_for(name: str, **limits: int) -> st.SearchStrategy[Step]:
+    """Random steps of the kind of data that the method learns from."""
+    return pair_steps() if find_method(name).data == "pairs" else steps(**limits)
+
+
+def random_pairs(lengths: list[int], rng: np.random.Generator) -> Step:
+    step = random_step([2] * (len(lengths) // 2), lengths, rng)
+    first = [step.group.index(g) == i for i, g in enumerate(step.group)]
+    is_first_chosen = rng.random(len(lengths) // 2) < 0.5
+    chosen = [bool(f == is_first_chosen[g]) for f, g in zip(first, step.group, strict=True)]
+    return dataclasses.replace(step, chosen=chosen)
+
+
+def inseparable(name: str, step: Step) -> list[list[int]]:
+    """The trajectories that must be in one micro-batch: the two of a pair, else each by itself."""
+    if find_method(name).data != "pairs":
+        return [[i] for i in range(len(step.lengths))]
+    return [[i for i, g in enumerate(step.group) if g == group] for group in sorted(set(step.group))]
+
+
 def random_step(sizes: list[int], lengths: list[int], rng: np.random.Generator, by_token: bool = False) -> Step:
     n = sum(lengths)
     group = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
@@ -69,6 +97,7 @@ def random_step(sizes: list[int], lengths: list[int], rng: np.random.Generator, 
         value=value,
         old_value=exact(value + rng.normal(0, 0.3, n)),
         returns=exact(rng.normal(0, 1, n)),
+        chosen=(rng.random(len(lengths)) < 0.5).tolist(),
     )
 
 
@@ -87,15 +116,15 @@ def tensor(x: Array) -> torch.Tensor:
     return torch.tensor(np.asarray(x), dtype=torch.float32)
 
 
-def policy_tokens(step: Step, method: PolicyMethod, chosen: list[int] | None = None) -> PolicyTokens:
-    """The tokens of the trajectories `chosen`, in that order (default: all), with the sums over the whole step."""
+def policy_tokens(step: Step, method: PolicyMethod, part: list[int] | None = None) -> PolicyTokens:
+    """The tokens of the trajectories in `part`, in that order (default: all), with the sums over the whole step."""
     whole = _tokens(step, list(range(len(step.lengths))))
     sums = {name: x.detach().double().sum().float() for name, x in method.step_sums(whole).items()}
-    return dataclasses.replace(whole if chosen is None else _tokens(step, chosen), step_sums=sums)
+    return dataclasses.replace(whole if part is None else _tokens(step, part), step_sums=sums)
 
 
-def _tokens(step: Step, chosen: list[int]) -> PolicyTokens:
-    index = positions(step, chosen)
+def _tokens(step: Step, part: list[int]) -> PolicyTokens:
+    index = positions(step, part)
     return PolicyTokens(
         logprobs=tensor(step.logp[index]).requires_grad_(),
         behavior_logprobs=tensor(step.mu[index]),
@@ -103,20 +132,21 @@ def _tokens(step: Step, chosen: list[int]) -> PolicyTokens:
         advantages=tensor(step.advantage[index]),
         entropy=torch.ones(len(index)),
         sequence=torch.repeat_interleave(
-            torch.arange(len(chosen)), torch.tensor([step.lengths[i] for i in chosen], dtype=torch.int64)
+            torch.arange(len(part)), torch.tensor([step.lengths[i] for i in part], dtype=torch.int64)
         ),
-        group=torch.tensor([step.group[i] for i in chosen], dtype=torch.int64),
+        group=torch.tensor([step.group[i] for i in part], dtype=torch.int64),
         staleness=torch.zeros(len(index), dtype=torch.int64),
         ref_logprobs=tensor(step.ref[index]),
         values=tensor(step.value[index]).requires_grad_(),
         old_values=tensor(step.old_value[index]),
         returns=tensor(step.returns[index]),
+        chosen=torch.tensor([step.chosen[i] for i in part], dtype=torch.bool) if step.chosen else None,
     )
 
 
-def positions(step: Step, chosen: list[int]) -> Array:
+def positions(step: Step, part: list[int]) -> Array:
     """Positions in the step's [N] arrays of the tokens of these trajectories."""
-    return np.array([i for trajectory in chosen for i in step.slices[trajectory]], dtype=np.int64)
+    return np.array([i for trajectory in part for i in step.slices[trajectory]], dtype=np.int64)
 
 
 def gradient(method: PolicyMethod, step: Step, weights: Array | None = None) -> Array:
@@ -141,7 +171,15 @@ def check_values(name: str, reference: Any, step: Step, **params: Any) -> None:
     expected = np.array(reference(step, step.logp, step.logp, **params))
     assert answer.values.dtype == torch.float32 and answer.values.shape == (len(step.logp),)
     np.testing.assert_allclose(answer.values.detach().double().numpy(), expected, rtol=2e-5, atol=2e-5)
-    assert {m.shape for m in answer.metrics.values()} <= {answer.values.shape}
+    entries = {
+        len(step.logp),
+        len(step.lengths),
+        len(set(step.group)),
+        sum(step.chosen),
+        sum(not c for c in step.chosen),
+    }
+    of_rl = {len(step.logp)}
+    assert {m.numel() for m in answer.metrics.values()} <= (of_rl if make(name).data == "prompts" else entries)
     assert all(torch.isfinite(m.float()).all() for m in answer.metrics.values())
 
 

@@ -29,6 +29,7 @@ class Step:
     value: Array
     old_value: Array
     returns: Array
+    chosen: list[bool] = dataclasses.field(default_factory=list)  # [S] preference data: preferred, or desirable
 
     @property
     def slices(self) -> list[range]:
@@ -225,6 +226,102 @@ def gae(
         following = rewards[t] + discount * next_value - values[t] + discount * gae_lambda * following
         advantages[t], next_value = following, values[t]
     return advantages
+
+
+# Preferences: one loss per pair or response, on all of its tokens; `frozen` matters to KTO's reference point alone.
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
+
+
+def softplus(x: float) -> float:
+    """log(1 + exp(x)), which is -log sigma(-x)."""
+    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
+
+
+def pairs(s: Step) -> list[tuple[int, int]]:
+    """(chosen, rejected) trajectories of each group, in the order of the groups."""
+    found = []
+    for g in sorted(set(s.group)):
+        one, other = (i for i in range(len(s.group)) if s.group[i] == g)
+        assert s.chosen[one] != s.chosen[other]
+        found.append((one, other) if s.chosen[one] else (other, one))
+    return found
+
+
+def on_pairs(s: Step, losses: list[float]) -> list[float]:
+    """The loss of each pair on every token of its two responses."""
+    by_trajectory = [losses[sorted(set(s.group)).index(g)] for g in s.group]
+    return [by_trajectory[i] for i, tokens in enumerate(s.slices) for _ in tokens]
+
+
+def log_ratios_of_responses(s: Step, logp: Array, normalized: bool) -> list[float]:
+    sums = [math.fsum(logp[i] - s.ref[i] for i in tokens) for tokens in s.slices]
+    return [x / length for x, length in zip(sums, s.lengths, strict=True)] if normalized else sums
+
+
+def mean_logprobs(s: Step, logp: Array) -> list[float]:
+    return [math.fsum(logp[i] for i in tokens) / len(tokens) for tokens in s.slices]
+
+
+def dpo(
+    s: Step,
+    logp: Array,
+    frozen: Array,
+    beta: float = 0.1,
+    label_smoothing: float = 0.0,
+    length_normalized: bool = False,
+) -> list[float]:
+    h = log_ratios_of_responses(s, logp, length_normalized)
+    margins = [beta * (h[w] - h[lost]) for w, lost in pairs(s)]
+    return on_pairs(s, [(1 - label_smoothing) * softplus(-m) + label_smoothing * softplus(m) for m in margins])
+
+
+def ipo(s: Step, logp: Array, frozen: Array, tau: float = 0.1, length_normalized: bool = True) -> list[float]:
+    h = log_ratios_of_responses(s, logp, length_normalized)
+    return on_pairs(s, [(h[w] - h[lost] - 1 / (2 * tau)) ** 2 for w, lost in pairs(s)])
+
+
+def simpo(s: Step, logp: Array, frozen: Array, beta: float = 2.0, gamma: float = 1.0) -> list[float]:
+    x = mean_logprobs(s, logp)
+    return on_pairs(s, [softplus(gamma - beta * x[w] + beta * x[lost]) for w, lost in pairs(s)])
+
+
+def orpo(s: Step, logp: Array, frozen: Array, odds_weight: float = 0.1) -> list[float]:
+    def odds(x: float) -> float:
+        return math.exp(x) / (1 - math.exp(x))
+
+    x = mean_logprobs(s, logp)
+    ratios = [odds(x[w]) / odds(x[lost]) for w, lost in pairs(s)]
+    return on_pairs(
+        s, [-x[w] + odds_weight * softplus(-math.log(r)) for r, (w, _) in zip(ratios, pairs(s), strict=True)]
+    )
+
+
+def kto(
+    s: Step,
+    logp: Array,
+    frozen: Array,
+    beta: float = 0.1,
+    desirable_weight: float = 1.0,
+    undesirable_weight: float = 1.0,
+) -> list[float]:
+    h, out = log_ratios_of_responses(s, logp, False), []
+    point = max(0.0, mean(log_ratios_of_responses(s, frozen, False)))
+    for i, tokens in enumerate(s.slices):
+        value = sigmoid(beta * (h[i] - point)) if s.chosen[i] else sigmoid(beta * (point - h[i]))
+        out += [(desirable_weight if s.chosen[i] else undesirable_weight) * (1 - value)] * len(tokens)
+    return out
+
+
+def reward_model(s: Step, value: Array, margin: float = 0.0, centering: float = 0.0) -> list[float]:
+    """Of the values: a response's score is that of its last token."""
+    score = [value[tokens[-1]] for tokens in s.slices]
+    return on_pairs(
+        s,
+        [softplus(margin - score[w] + score[lost]) + centering * (score[w] + score[lost]) ** 2 for w, lost in pairs(s)],
+    )
 
 
 # Corrections: log rho of one response -> (weight, kept) of each token.

@@ -6,14 +6,18 @@ from xml.etree import ElementTree
 
 import pytest
 
-from algs.explain import built, parameters, weights
+from algs.explain import built, parameters
+from algs.find import find_method
+from algs.weight_table import weights
 from configs.messages import dotted_keys
 from configs.schema import RLConfig
+from configs.supervised import SLConfig
 from eval import method_cards, method_plot, method_tests
 from eval.method_cards import BEGIN, PAGES
 from orchestration.metrics import METRICS, definition
 
 PAGED = method_cards.names()
+FROM_REWARDS = method_cards.names({"prompts"})
 SECTIONS = ("## Objective", "## When to use it", "## What to watch", "## As in the paper, and not", "## Card")
 # parameters under which a method reports all it can
 TALKATIVE = {"ppo": ["dual_clip=3"]}
@@ -44,7 +48,8 @@ def test_staleness_is_seen(tmp_path, monkeypatch):
     change("weights.svg", "A = +1", "A = 1")
     assert method_cards.stale() == ["grpo.md", "README.md", "weights.svg"]
     change("weights.csv", "\n1,", "\n1,7")
-    assert method_cards.stale() == ["grpo.md", "README.md", "weights.csv"]
+    change("margins.csv", "\n1,", "\n1,7")
+    assert method_cards.stale() == ["grpo.md", "README.md", "weights.csv", "margins.csv"]
 
 
 def test_a_missing_page_or_card_is_refused(tmp_path, monkeypatch):
@@ -58,13 +63,26 @@ def test_a_missing_page_or_card_is_refused(tmp_path, monkeypatch):
 
 def test_picture_survives_its_numbers():
     """The same numbers draw the same picture, and the table reads back as it was written."""
-    curves = method_plot.curves(["grpo", "cispo"])
-    assert method_plot.from_csv(method_plot.to_csv(curves)) == curves
-    assert method_plot.to_svg(curves) == method_plot.to_svg(method_plot.from_csv(method_plot.to_csv(curves)))
-    assert method_plot.alike(method_plot.curves(["grpo", "cispo", "scale_rl"])) == [["grpo"], ["cispo", "scale_rl"]]
-    assert ElementTree.fromstring(method_plot.to_svg(curves)).tag.endswith("svg")
-    near_six = method_plot.RATIOS.index(6.0256)
+    drawn = [(method_plot.AGAINST_RATIO, ["grpo", "cispo"]), (method_plot.AGAINST_MARGIN, ["dpo", "ipo"])]
+    for figure, names in drawn:
+        curves = method_plot.curves(figure, names)
+        again = method_plot.from_csv(figure, method_plot.to_csv(figure, curves))
+        assert again == curves and list(curves) == names
+        assert method_plot.to_svg(figure, curves) == method_plot.to_svg(figure, again)
+        assert ElementTree.fromstring(method_plot.to_svg(figure, curves)).tag.endswith("svg")
+
+
+def test_picture_shows_what_methods_weigh():
+    """CISPO caps at 5 where GRPO has clipped to 0; IPO pulls back beyond its target of 5, DPO never; like is drawn with like."""
+    figure = method_plot.AGAINST_RATIO
+    curves = method_plot.curves(figure, ["grpo", "cispo", "scale_rl"])
+    assert method_plot.alike(curves) == [["grpo"], ["cispo", "scale_rl"]]
+    near_six = figure.points.index(6.0256)
     assert curves["cispo"][0][near_six] == 5 and curves["grpo"][0][near_six] == 0
+    figure = method_plot.AGAINST_MARGIN
+    curves = method_plot.curves(figure, ["dpo", "ipo"])
+    assert curves["ipo"][0][figure.points.index(5)] == 0 and curves["ipo"][0][figure.points.index(6)] == -2
+    assert min(curves["dpo"][0]) > 0 > max(curves["dpo"][1])
 
 
 @pytest.mark.parametrize("name", PAGED)
@@ -75,7 +93,8 @@ def test_page_is_complete(name):
     assert -1 not in places and places == sorted(places), SECTIONS
     by_hand = text.partition(BEGIN)[0]
     assert by_hand.count("$$") >= 2 and by_hand.count("$$") % 2 == 0
-    assert f"`python main_rl.py --config configs/{name}.yaml`" in by_hand
+    program = "main_rl" if name in FROM_REWARDS else "main_sl"
+    assert f"`python {program}.py --config configs/{name}.yaml`" in by_hand
     assert f"](../../algs/{name}.py)" in by_hand
     for parameter in parameters(built(name)):
         assert f"`algorithm.{parameter.name}`" in by_hand, parameter.name
@@ -90,6 +109,7 @@ def test_metrics_on_the_page_exist(name):
     assert len(set(named)) >= 2
     for metric in named:
         definition(metric)
+        metric = metric.replace("eval/method/", "method/")
         assert metric in METRICS or not metric.startswith(("train/", "rollout/", "critic/", "objective/", "eval/")), (
             metric
         )
@@ -100,20 +120,25 @@ def test_metrics_on_the_page_exist(name):
 @pytest.mark.parametrize("name", PAGED)
 def test_keys_on_the_page_exist(name):
     """Every dotted configuration key in the page's text is one of the schema's or of the method's parameters."""
-    keys = set(dotted_keys(RLConfig)) | {f"algorithm.{p.name}" for p in parameters(built(name))}
-    blocks = "|".join(RLConfig.model_fields)
+    schema = RLConfig if name in FROM_REWARDS else SLConfig
+    keys = set(dotted_keys(schema)) | {f"algorithm.{p.name}" for p in parameters(built(name))}
+    blocks = "|".join({**RLConfig.model_fields, **SLConfig.model_fields})
     for key in re.findall(rf"`((?:{blocks})\.[a-z_.]+)\b", page(name)):
-        assert key in keys or key in RLConfig.model_fields or any(k.startswith(f"{key}.") for k in keys), key
+        assert key in keys or key in schema.model_fields or any(k.startswith(f"{key}.") for k in keys), key
 
 
 def test_tests_on_a_card_are_those_of_the_files():
     """A method's own tests, those that name it elsewhere, and those that every method passes, by their docstrings."""
     card = page("rloo").partition(BEGIN)[2]
-    own, about, of_all = method_tests.own("rloo"), method_tests.about("rloo"), method_tests.of_all()
+    own, about, of_all = method_tests.own("rloo"), method_tests.about("rloo"), method_tests.of_all(from_rewards=True)
     assert len(own) >= 3 and {test.path for test in own} == {"unit_tests/algs/test_rloo.py"}
     assert "unit_tests/algs/test_identities.py" in {test.path for test in about}
     assert "unit_tests/algs/test_invariance.py" in {test.path for test in of_all}
     assert all(f"- {test.says}" in card for test in [*own, *about, *of_all])
+    of_given = page("dpo").partition(BEGIN)[2]
+    for test in of_all:
+        assert (f"- {test.says}" in of_given) == (not test.from_rewards)
+    assert find_method("dpo").data == "pairs" and any(test.from_rewards for test in of_all)
     of_others = [test for test in method_tests.about("p3o") if "rloo" not in test.words]
     assert of_others and not [test for test in of_others if test.says in card]
 
@@ -135,10 +160,15 @@ def test_three(name):
     pass
 
 METHODS = [name for name in algorithm.listed()]
+LEARNS = [name for name in METHODS if algorithm.listed()[name].has_advantages]
 CASES = [(name, mode) for name in METHODS for mode in MODES]
 
 @pytest.mark.parametrize("case", range(len(CASES)))
 def test_four(case):
+    pass
+
+@pytest.mark.parametrize("name", LEARNS)
+def test_five(name):
     pass
 
 def helper():
@@ -148,8 +178,9 @@ def helper():
 
 def test_tests_are_read_off_their_syntax():
     """Names in the body, in the parameters and in lists they are made of count; a slice's content is not guessed."""
-    one, two, three, four = method_tests._tests(ast.parse(SOURCE), "unit_tests/test_x.py")
+    one, two, three, four, five = method_tests._tests(ast.parse(SOURCE), "unit_tests/test_x.py")
     assert (one.says, one.every_method) == ("Says this.", True)
     assert (two.says, two.every_method) == ("two things", False)
     assert two.words == {"aipo", "ppo", "gspo", "p3o", "rloo"}
     assert three.words == set() and four.every_method and not three.every_method
+    assert [test.from_rewards for test in (one, four, five)] == [False, False, True] and five.every_method

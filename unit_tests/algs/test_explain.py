@@ -6,13 +6,15 @@ import re
 import pytest
 import torch
 
-from algs import explain
-from algs.explain import advantage, built, explanation, methods, parameters, parts, weights
+from algs import explain, weight_table
+from algs.explain import advantage, built, explanation, methods, parameters, parts
 from algs.find import find_method
 from algs.method import MethodParams, PolicyMethod, param
 from algs.records import Groups, PolicyTokens, TokenLoss
+from algs.weight_table import weights
 
-RL_METHODS = [name for name in methods() if name != "sft"]
+RL_METHODS = [name for name in methods() if find_method(name).data == "prompts"]
+OTHERS = sorted({*methods()} - {*RL_METHODS})
 
 
 class Doubled(PolicyMethod):
@@ -75,12 +77,12 @@ def test_docstring_is_taken_apart():
     assert explain.papers(Doubled) == ["https://arxiv.org/abs/2601.00001"]
 
 
-@pytest.mark.parametrize("name", RL_METHODS)
+@pytest.mark.parametrize("name", methods())
 def test_every_method_says_what_it_is(name):
     """A paper (a year at least), a formula with a loss, what differs from the paper, relatives that exist."""
     doc = parts(find_method(name))
     classes = {find_method(other).__name__ for other in methods()}
-    assert re.search(r"\((.+ )?\d{4}\b.*\)$", doc.title), doc.title
+    assert re.search(r"\((.+ )?\d{4}\b.*\)$", doc.title) or name == "sft", doc.title
     assert "loss" in doc.formula and "=" in doc.formula
     assert any(text.startswith("Differs from the paper by:") for text in doc.deviations)
     named = re.findall(r"(\w+) \(", doc.relatives)
@@ -114,30 +116,66 @@ def expected_weight(name: str, r: float, a: int, ess: float = 0.0) -> float:
 @pytest.mark.parametrize("name", RL_METHODS)
 def test_table_is_the_formula(name):
     """The weight on grad log pi at each ratio of the table, for A = +1 and -1."""
-    rho = torch.tensor(explain.RATIOS, dtype=torch.float64)
+    rho = torch.tensor(weight_table.RATIOS, dtype=torch.float64)
     ess = float(rho.sum() ** 2 / (len(rho) * rho.square().sum()))
     table = weights(built(name))
-    for i, r in enumerate(table.ratios):
+    up, down = (table.curves[column].tolist() for column in ("A = +1", "A = -1"))
+    for i, r in enumerate(table.points):
         if not (name == "dapo" and r == 1.28) and r not in (0.8, 1.2):  # on the bound itself either slope is right
-            assert table.positive[i].item() == pytest.approx(expected_weight(name, r, 1, ess), rel=1e-5, abs=1e-7)
-            assert table.negative[i].item() == pytest.approx(expected_weight(name, r, -1, ess), rel=1e-5, abs=1e-7)
+            assert up[i] == pytest.approx(expected_weight(name, r, 1, ess), rel=1e-5, abs=1e-7)
+            assert down[i] == pytest.approx(expected_weight(name, r, -1, ess), rel=1e-5, abs=1e-7)
     assert table.step_metrics == ({"ess": pytest.approx(ess)} if name == "p3o" else {})
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def expected_pair(name: str, h: float) -> tuple[float, float]:
+    """Weights on the chosen (or desirable) and the rejected response by hand, under default parameters."""
+    if name == "kto":  # h goes both ways in the table, so that the reference point is 0
+        weight = 0.1 * sigmoid(0.1 * h) * sigmoid(-0.1 * h)
+        return weight, -weight
+    if name == "orpo":
+        win, lose = math.exp(-1 + min(h, 0)), math.exp(-1 - max(h, 0))
+        wrong = 1 - 1 / (1 + lose / (1 - lose) * (1 - win) / win)
+        return 1 + 0.1 * wrong / (1 - win), -0.1 * wrong / (1 - lose)
+    weight = {
+        "dpo": 0.1 * sigmoid(-0.1 * h), "ipo": -2 * (h - 5), "simpo": 2 * sigmoid(1 - 2 * h), "reward_model": sigmoid(-h)
+    }[name]  # fmt: skip
+    return weight, -weight
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_table_of_a_preference_method_is_the_formula(name):
+    """Against the margin: the weight of the chosen and of the rejected response; SFT's is 1 at every probability."""
+    table = weights(built(name))
+    if name == "sft":
+        assert table.curves["weight"].tolist() == [1.0] * len(weight_table.PROBABILITIES)
+        return
+    chosen, rejected = (curve.tolist() for curve in table.curves.values())
+    for i, h in enumerate(table.points):
+        assert (chosen[i], rejected[i]) == pytest.approx(expected_pair(name, h), rel=1e-4, abs=1e-6)
+    assert ("margin" in table.metrics) and table.points == weight_table.MARGINS
+    assert table.step_metrics == ({"reference_point": pytest.approx(0)} if name == "kto" else {})
 
 
 @pytest.mark.parametrize("name", methods())
 def test_every_method_is_explained(name):
-    """The screen holds its parameters, the ratios, the aggregation; P3O's also the table's own ESS."""
+    """The screen holds its parameters, the points of the table, the aggregation; P3O's also the table's own ESS."""
     text = explanation(name, built(name))
     assert all(f"  {p.name} = {p.value}" in text for p in parameters(built(name)))
-    assert len(re.findall(r"^ +[\d.]+( +-?[\d.]+){2}$", text, re.MULTILINE)) == len(explain.RATIOS)
+    kind = weight_table.KINDS[find_method(name).data]
+    assert len(re.findall(r"^ +-?[\d.]+( +-?[\d.]+){1,2}$", text, re.MULTILINE)) == len(kind.points)
+    assert ("advantage  " in text) == (name in RL_METHODS) and ("learns from  " in text) == (name in OTHERS)
     assert find_method(name).aggregation in text
     assert ("ess over the tokens of this table: 0.457" in text) == (name == "p3o")
 
 
 def test_parameters_are_set():
     """--set changes the table: the cap is the largest weight, dual clip ends the slope of punished tokens."""
-    assert weights(built("cispo", ["ratio_cap=3"])).positive.max().item() == pytest.approx(3)
-    assert weights(built("ppo", ["dual_clip=3", "whiten=false"])).negative.min().item() > -3
+    assert weights(built("cispo", ["ratio_cap=3"])).curves["A = +1"].max().item() == pytest.approx(3)
+    assert weights(built("ppo", ["dual_clip=3", "whiten=false"])).curves["A = -1"].min().item() > -3
     assert built("ppo", ["vf_clip=null", "clip_high=1e-1"]).params.vf_clip is None
 
 

@@ -14,7 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from algs.aggregation import MODES, token_weights
-from unit_tests.algs.method_checks import NAMES, make, policy_tokens, positions, random_step, steps, tensor
+from unit_tests.algs.method_checks import (
+    NAMES,
+    inseparable,
+    make,
+    policy_tokens,
+    positions,
+    random_pairs,
+    random_step,
+    steps_for,
+    tensor,
+)
 
 
 def summed(method, step, weights, parts):
@@ -33,32 +43,38 @@ def summed(method, step, weights, parts):
 
 
 def cut(order, borders):
-    """The trajectories in this order, cut before each border."""
+    """What must stay together, in this order, cut before each border."""
     places = [0, *sorted({b % len(order) for b in borders} - {0}), len(order)]
-    return [order[a:b] for a, b in itertools.pairwise(places)]
+    return [list(itertools.chain(*order[a:b])) for a, b in itertools.pairwise(places)]
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=10)
-@given(step=steps(max_groups=3, max_size=4), seed=st.integers(0, 99), borders=st.lists(st.integers(0, 20), max_size=5))
-def test_any_split_and_order_give_one_loss_and_gradient(name, mode, step, seed, borders):
-    """Loss and gradient are the same for any split of whole trajectories into micro-batches, in any order."""
-    method = make(name)
+@given(data=st.data(), seed=st.integers(0, 99), borders=st.lists(st.integers(0, 20), max_size=5))
+def test_any_split_and_order_give_one_loss_and_gradient(name, mode, data, seed, borders):
+    """Loss and gradient are the same for any split of whole trajectories (of whole pairs, for a method that learns from
+    pairs) into micro-batches, in any order."""
+    method, step = make(name), data.draw(steps_for(name, max_groups=3, max_size=4))
     per_trajectory = token_weights(mode, torch.tensor(step.lengths), torch.tensor(step.group), max_new_tokens=10)
     weights = np.repeat(per_trajectory.double().numpy(), step.lengths)
     loss, slopes = summed(method, step, weights, [list(range(len(step.lengths)))])
-    order = np.random.default_rng(seed).permutation(len(step.lengths)).tolist()
+    order, rng = inseparable(name, step), np.random.default_rng(seed)
+    order = [rng.permutation(order[i]).tolist() for i in rng.permutation(len(order))]
     split_loss, split_slopes = summed(method, step, weights, cut(order, borders))
     assert split_loss == pytest.approx(loss, rel=1e-4, abs=1e-5)
     np.testing.assert_allclose(split_slopes, slopes, rtol=1e-4, atol=1e-6)
 
 
 def test_the_check_can_fail():
-    """Cutting inside a response, as no packing does, changes GSPO; so do P3O's sums taken over a micro-batch alone."""
+    """Cutting inside a response, as no packing does, changes GSPO; so do P3O's sums taken over a micro-batch alone, and a
+    pair cut in two is refused."""
+    pairs = random_pairs([4, 1, 7, 2], np.random.default_rng(0))
+    with pytest.raises(ValueError, match="in one micro-batch"):
+        summed(make("dpo"), pairs, np.ones(14), [[pairs.group.index(0)], [pairs.group.index(1)]])
     step = random_step([2], [6, 5], np.random.default_rng(0))
     weights = np.ones(11)
-    halves = dataclasses.replace(step, lengths=[3, 3, 5], group=[0, 0, 0])
+    halves = dataclasses.replace(step, lengths=[3, 3, 5], group=[0, 0, 0], chosen=[])
     whole = summed(make("gspo"), step, weights, [[0, 1]])[1]
     assert not np.allclose(summed(make("gspo"), halves, weights, [[0, 1, 2]])[1], whole)
     p3o, alone = make("p3o"), dataclasses.replace(step, lengths=[6], group=[0])
@@ -70,12 +86,15 @@ def test_the_check_can_fail():
 @pytest.mark.parametrize("name", NAMES)
 def test_sums_over_the_step_are_exact_sums_of_micro_batches(name):
     """step_sums gives one number per token, whose sums over micro-batches are those over the step."""
-    step = random_step([3, 2], [4, 1, 7, 2, 5], np.random.default_rng(1))
+    step = random_pairs([4, 1, 7, 2, 5, 3], np.random.default_rng(1))
     method = make(name)
     whole = method.step_sums(policy_tokens(step, method))
-    parts = [method.step_sums(policy_tokens(step, method, part)) for part in ([4, 0], [2], [1, 3])]
+    parts = [method.step_sums(policy_tokens(step, method, part)) for part in ([4, 0], [2], [1, 3, 5])]
     for key, values in whole.items():
         assert values.shape == step.logp.shape
         total = sum(part[key].double().sum().item() for part in parts)
         assert total == pytest.approx(values.double().sum().item(), rel=1e-6)
-    assert set(whole) == ({"rho", "rho_squared", "tokens"} if name == "p3o" else set())
+    expected = {"p3o": {"rho", "rho_squared", "tokens"}, "kto": {"log_ratio", "responses"}}
+    assert set(whole) == expected.get(name, set())
+    if name == "kto":
+        assert whole["responses"].sum().item() == pytest.approx(6)

@@ -14,8 +14,11 @@ from algs.method import MethodParams, PolicyMethod
 from algs.probing import (
     READABLE,
     gradient_weight,
+    label_weights,
+    likelihood_weight,
     made_up_groups,
     made_up_tokens,
+    pair_weights,
     reads,
     rejects,
     rejects_agreement,
@@ -94,6 +97,30 @@ def test_gradient_weights_of_known_losses():
     assert gradient_weight(method_of(effective_size, rho), ratio.log(), 1.0) == pytest.approx([total] * 5)
 
 
+def squared_margin(t: PolicyTokens) -> TokenLoss:
+    """(h - 1)^2 of the sums' log-ratio."""
+    chosen, rejected = t.pairs(t.sequence_sum(t.logprobs - t.ref_logprobs))
+    return TokenLoss(t.on_pair_tokens((chosen - rejected - 1).square()))
+
+
+def signed_scores(t: PolicyTokens) -> TokenLoss:
+    return TokenLoss(torch.where(t.chosen, -t.values, t.values)[t.sequence] ** 3)
+
+
+def test_weights_of_known_preference_losses():
+    """Of a pair, per pair and not per token; of labels, per response; of demonstrations, per token."""
+    margin = torch.tensor([-2.0, 0.0, 1.0, 3.0], dtype=torch.float64)
+    chosen, rejected = pair_weights(method_of(squared_margin), margin)
+    assert chosen.tolist() == pytest.approx([6, 2, 0, -4]) and (rejected == -chosen).all()
+    scored, _ = pair_weights(method_of(signed_scores), margin)  # on each of the two tokens, as an ordinary token's loss
+    assert scored.tolist() == pytest.approx([1.5, 0, 0.375, 3.375])
+    pull = method_of(lambda t: TokenLoss(torch.where(t.chosen, -1.0, 2.0) * (t.logprobs - t.ref_logprobs).square()))
+    desirable, undesirable = label_weights(pull, margin)
+    assert desirable.tolist() == pytest.approx([-4, 0, 2, 6]) and undesirable.tolist() == pytest.approx([8, 0, -4, -12])
+    focal = method_of(lambda t: TokenLoss(-t.logprobs.square() / 2))
+    assert likelihood_weight(focal, margin - 4).tolist() == pytest.approx([-6, -4, -3, -1])
+
+
 def halved(t: PolicyTokens) -> Correction:
     return Correction(torch.full_like(t.old_logprobs, 0.5), torch.ones_like(t.old_logprobs, dtype=torch.bool))
 
@@ -128,6 +155,7 @@ def test_made_up_records_keep_the_contract():
     n = len(t.logprobs)
     assert all(len(getattr(t, name)) == n for name in (*READABLE, "entropy", "staleness", "old_values", "returns"))
     assert len(t.group) == int(t.sequence.max()) + 1
+    assert [t.group[side].tolist() for side in (t.chosen, ~t.chosen)] == [[0, 1, 2], [0, 1, 2]]  # each group is a pair
     assert (t.logprobs < 0).all() and (t.advantages > 0).any() and (t.advantages < 0).any()
     for critic in (False, True):
         groups = made_up_groups((3, 1, 2), critic)
@@ -142,13 +170,17 @@ FORMULAS = {
     "aipo": MU, "cispo": PI_OLD, "dapo": PI_OLD, "decoupled_ppo": PI_OLD | MU, "dr_grpo": PI_OLD, "grpo": PI_OLD,
     "gspo": PI_OLD, "lite_ppo": PI_OLD, "p3o": MU, "ppo": PI_OLD | {"values"}, "reinforce": {"advantages"},
     "reinforce_pp": PI_OLD, "rloo": {"advantages"}, "scale_rl": PI_OLD, "sft": set(), "soft_clip": PI_OLD,
+    "dpo": {"ref_logprobs"}, "ipo": {"ref_logprobs"}, "kto": {"ref_logprobs"}, "simpo": set(), "orpo": set(),
+    "reward_model": {"values"},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FORMULAS)
 def test_shipped_methods_read_what_their_formulas_name(name):
     cls = find_method(name)
-    assert reads(cls(cls.Params())) == FORMULAS[name]
+    method = cls(cls.Params())
+    assert reads(method) == FORMULAS[name]
+    assert method.needs() == FORMULAS[name] & {"ref_logprobs", "values"}
 
 
 def test_a_method_without_step_sums_weighs_single_tokens_one_by_one():

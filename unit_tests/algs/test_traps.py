@@ -16,9 +16,11 @@ from unit_tests.algs.method_checks import (
     NAMES,
     gradient,
     groups_of,
+    inseparable,
     make,
     one_token,
     policy_tokens,
+    random_pairs,
     random_step,
     tensor,
     weight,
@@ -26,6 +28,11 @@ from unit_tests.algs.method_checks import (
 from unit_tests.algs.reference import Step
 
 STEP = random_step([3, 2, 4], [4, 1, 7, 2, 5, 3, 3, 6, 2], np.random.default_rng(3))
+PAIRS = random_pairs([4, 1, 7, 2, 5, 3], np.random.default_rng(3))
+
+
+def step_for(name):
+    return PAIRS if make(name).data == "pairs" else STEP
 
 
 # Trap 2: the KL to mu, on tokens sampled from mu. The expectation over mu is taken exactly, over a vocabulary of five.
@@ -87,17 +94,24 @@ def test_trap_3_k3_pulls_the_right_way_at_any_distance(log_ratio):
 @pytest.mark.parametrize("bad", [math.nan, -math.inf])
 @pytest.mark.parametrize("name", NAMES)
 def test_trap_4_a_non_finite_logprob_is_never_laundered(name, bad):
-    """A NaN log-probability makes its token's loss NaN for the trainer to see; one of −Inf does too, or has no gradient."""
-    step = dataclasses.replace(STEP, logp=STEP.logp.copy(), advantage=np.ones_like(STEP.advantage))
-    step.logp[5] = bad
+    """A NaN log-probability makes its token's loss NaN for the trainer to see; one of −Inf does too, or has no gradient.
+
+    A reward model reads no log-probability: of it the same is asked of a score.
+    """
+    step = step_for(name)
+    step = dataclasses.replace(
+        step, logp=step.logp.copy(), value=step.value.copy(), advantage=np.ones_like(step.advantage)
+    )
+    at = step.slices[2][-1]
+    (step.value if name == "reward_model" else step.logp)[at] = bad
     method = make(name)
     t = policy_tokens(step, method)
     values = method.loss(t).values
-    (slope,) = torch.autograd.grad(values.sum(), t.logprobs)
+    (slope,) = torch.autograd.grad(values.sum(), t.values if name == "reward_model" else t.logprobs)
     if math.isnan(bad):
-        assert torch.isnan(values[5])
+        assert torch.isnan(values[at])
     else:
-        assert not torch.isfinite(values[5]) or slope[5] == 0
+        assert not torch.isfinite(values[at]) or slope[at] == 0
 
 
 def mu_shifted(deviation, n=20_001):
@@ -150,15 +164,16 @@ def test_trap_10_dual_clip():
 READS = {
     "mu": {"p3o", "aipo"},
     "both": {"decoupled_ppo"},
-    "neither": {"reinforce", "rloo", "sft"},
+    "neither": {"reinforce", "rloo", "sft", "dpo", "ipo", "simpo", "orpo", "kto", "reward_model"},
 }
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_trap_7_each_method_reads_mu_or_pi_old_and_only_one_reads_both(name):
     """P3O and AIPO weigh by pi/mu alone, the clipped ones by pi/pi_old alone: no method counts mu twice by itself."""
-    method, moved = make(name), tensor(np.linspace(-0.3, 0.4, len(STEP.logp)))
-    t = policy_tokens(STEP, method)
+    step = step_for(name)
+    method, moved = make(name), tensor(np.linspace(-0.3, 0.4, len(step.logp)))
+    t = policy_tokens(step, method)
     plain = method.loss(t).values
     reads_old = not torch.equal(method.loss(dataclasses.replace(t, old_logprobs=t.old_logprobs + moved)).values, plain)
     reads_mu = not torch.equal(
@@ -179,11 +194,15 @@ def test_trap_9_one_of_eight_correct(name, expected):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_trap_14_metrics_add_up_over_micro_batches(name):
-    """Every metric is one number per token, so that its sum over the step is the same however the step is cut."""
-    method, chosen = make(name), list(range(len(STEP.lengths)))
-    whole = method.loss(policy_tokens(STEP, method)).metrics
-    parts = [method.loss(policy_tokens(STEP, method, part)).metrics for part in (chosen[:2], chosen[2:3], chosen[3:])]
+    """Every metric is one number per token (response or pair, for a method that learns from preferences), so that its sum
+    and count over the step are the same however the step is cut."""
+    method, step, together = make(name), step_for(name), inseparable(name, step_for(name))
+    whole = method.loss(policy_tokens(step, method)).metrics
+    chosen = [[i for unit in part for i in unit] for part in (together[:1], together[1:2], together[2:])]
+    parts = [method.loss(policy_tokens(step, method, part)).metrics for part in chosen]
     for key, values in whole.items():
         total = sum(part[key].double().sum().item() for part in parts)
-        assert values.shape == STEP.logp.shape
+        if method.data == "prompts":
+            assert values.shape == step.logp.shape
+        assert sum(part[key].numel() for part in parts) == values.numel() > 0
         assert total == pytest.approx(values.double().sum().item(), rel=1e-5, abs=1e-5), key
