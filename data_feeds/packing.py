@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,6 +60,10 @@ class MicroBatch:
     @property
     def tokens(self) -> int:
         return len(self.input_ids)
+
+    def with_columns(self, columns: Mapping[str, Floats]) -> MicroBatch:
+        """The same with further numbers of its action tokens, [N] each."""
+        return replace(self, columns={**self.columns, **columns})
 
     @property
     def is_dummy(self) -> bool:

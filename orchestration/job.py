@@ -17,17 +17,14 @@ from orchestration.console import Console
 from orchestration.evaluation import evaluation_tally
 from orchestration.frozen import frozen_columns
 from orchestration.metrics import Tally
+from orchestration.nonfinite import NonFiniteError, not_finite_message, skipped_warning
 from orchestration.refill import StepFeed
 from orchestration.rollout_actor import RewardFailures, refuse_failed_rewards, rollout_tally
-from orchestration.run_directory import RunDirectory, checkpoints
+from orchestration.run_directory import RunDirectory
 from orchestration.sync import prove, synchronise
 from orchestration.update import prepare_updates
 from rollouts.records import Group, Trajectory
 from rollouts.sampling import Sampling
-
-
-class NonFiniteError(RuntimeError):
-    """Too many updates in a row held an Inf or NaN."""
 
 
 class RLJob:
@@ -84,19 +81,11 @@ class RLJob:
                 tally, skipped_in_a_row = self.trainers.step(updates, step)
                 self.tally.merge(tally)
         if skipped_in_a_row:
-            self.console.warning(
-                f"step {step}: an update held an Inf or NaN and was skipped ({skipped_in_a_row} in a row); it is kept in "
-                f"{self.run.path / 'replay'}"
-            )
+            self.console.warning(skipped_warning(step, skipped_in_a_row, self.run))
         if skipped_in_a_row >= self.config.train.max_skipped_in_a_row:
             self.keep_samples(step, groups)
             self.checkpoint(step)
-            raise NonFiniteError(
-                f"step {step}: {skipped_in_a_row} updates in a row had an Inf or NaN in a reward, advantage, loss or gradient and "
-                f"were skipped (train.max_skipped_in_a_row). The policy is as it was before them: "
-                f"{checkpoints(self.run.path)[-1]}. Look at the updates with: python -m orchestration.replay "
-                f"{self.run.path / 'replay'}"
-            )
+            raise NonFiniteError(not_finite_message(step, skipped_in_a_row, self.run))
         return bool(updates)
 
     def _frozen(self, trajectories: list[Trajectory], names: Sequence[str]) -> dict[str, list[np.ndarray]]:

@@ -169,6 +169,9 @@ METRICS: dict[str, Metric] = {
     ),
     "sync/probe_gap_max": Metric("nats", "Largest |log-probability gap| of a probe token.", "Sync probe"),
     "time/step_seconds": Metric("s", "Wall-clock of the whole step.", "Seconds per step"),
+    "time/data_seconds": Metric(
+        "s", "Waiting for the next batch of examples; reading and packing go on beside training.", "Seconds per step"
+    ),
     "time/generate_seconds": Metric(
         "s", "From the step's first request until its last response is generated; scoring overlaps.", "Seconds per step"
     ),
@@ -243,7 +246,7 @@ PREFIXES: dict[str, Metric] = {
 }
 
 # Phases of a step, in the order of the loop; "other" is what they leave.
-PHASES = ("generate", "reward", "train", "sync", "eval", "checkpoint")
+PHASES = ("data", "generate", "reward", "train", "sync", "eval", "checkpoint")
 
 
 _ORDER = {name: place for place, name in enumerate(METRICS)}
