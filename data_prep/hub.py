@@ -45,18 +45,19 @@ def on_hub(part: Part) -> Located:
 
     Raises ValueError naming the repository, and --source as the way out, when the hub cannot be reached or refuses.
     """
-    from datasets import DownloadConfig, DownloadManager
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
     # What the hub's HTTP library itself raises (no name, no route, too slow), whichever library that is.
-    http_error = HfHubHTTPError.__bases__[0]
+    http_error: type[Exception] = HfHubHTTPError.__bases__[0]
     try:
         info = HfApi().dataset_info(part.repository, revision=part.revision, timeout=HUB_TIMEOUT_SECONDS)
         names = sorted(file.rfilename for file in info.siblings or ())
         where = f"the hub's {part.repository} at {part.revision}"
         wanted = _matching(names, part.files, where)
         zipped = _matching(names, part.companion, where)[:1] if part.companion else []
+        from datasets import DownloadConfig, DownloadManager  # seconds to load: not before the hub has answered
+
         manager = DownloadManager(download_config=DownloadConfig(max_retries=2))
         root = f"hf://datasets/{part.repository}@{info.sha}/"
         paths = [Path(manager.download(root + name)) for name in [*wanted, *zipped]]

@@ -99,10 +99,12 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, Row]]:
 
 def _json_rows(path: Path) -> Iterator[tuple[int, Row | BadRow]]:
     opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8") as file:
+    with opener(path, "rt", encoding="utf-8-sig") as file:
         try:
             head = file.read(_CHUNK_CHARACTERS)
-            if head.lstrip("\ufeff \t\r\n").startswith("["):
+            while head.isspace() and (more := file.read(_CHUNK_CHARACTERS)):
+                head += more
+            if head.lstrip().startswith("["):
                 yield from _array_elements(file, head, path)
             else:
                 yield from _lines(file, head)
@@ -119,14 +121,14 @@ def _lines(file: IO[str], head: str) -> Iterator[tuple[int, Row | BadRow]]:
             lines.append(rest)
         for line in lines:
             number += 1
-            if line.strip("\ufeff \t\r"):
+            if line.strip():
                 yield number, _line_row(line)
         head = rest + more if more else ""
 
 
 def _line_row(line: str) -> Row | BadRow:
     try:
-        value = json.loads(line.lstrip("\ufeff"))
+        value = json.loads(line)
     except json.JSONDecodeError as error:
         return BadRow("not JSON", f"{error.msg} at column {error.colno}")
     return _checked(value, line)

@@ -1,4 +1,6 @@
-"""DeepScaleR: 40,315 competition problems (AIME and AMC before 2023, Omni-MATH, STILL) with final answers.
+"""DeepScaleR: 40,315 competition problems with final answers.
+
+AIME and AMC before 2023, Omni-MATH and STILL.
 
 prompt: the problem. answer: the final answer, numbers in one spelling. solution is passed on.
 """

@@ -1,4 +1,4 @@
-"""Dolci, the post-training data of Olmo 3 Instruct: conversations (sft), preference pairs (dpo) or prompts (rl).
+"""Dolci, what Olmo 3 was post-trained on: conversations (sft), preference pairs (dpo), prompts (rl).
 
 --set sft   allenai/Dolci-Instruct-SFT   2,152,112 rows -> messages (with functions and function_calls where a turn has them)
 --set dpo   allenai/Dolci-Instruct-DPO     259,922 rows -> prompt, chosen, rejected

@@ -1,4 +1,4 @@
-"""The shared maths evaluation sets, one file each: GSM8K, AIME, AMC, AMO-Bench, BRUMO, HMMT, OlympiadBench.
+"""Maths evaluation sets, one file each: GSM8K, AIME, AMC, AMO-Bench, BRUMO, HMMT, OlympiadBench.
 
 Writes FOLDER/<set>.parquet with prompt, answer and benchmark, so that metrics are told apart by the file's name. With
 --source, each set's repository lies in a folder of the set's name: FOLDER/aime_2024/data/train-00000-of-00001.parquet.

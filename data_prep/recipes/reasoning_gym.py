@@ -1,4 +1,4 @@
-"""Rows from any of reasoning_gym's more than 100 generators, offline, by difficulty level where it has a curriculum.
+"""Rows from any of reasoning_gym's more than 100 generators, offline, by level of difficulty.
 
 --task chain_sum --size 1000                    the generator's own default difficulty
 --task chain_sum --size 1000 --levels 2         one level of the library's curriculum for this task
