@@ -51,11 +51,12 @@ class SLData(Block):
     too_long: Literal["skip", "truncate", "error"] = Field(
         "skip",
         description="What becomes of longer ones: left out, cut at the end (left out when nothing to learn remains), or "
-        "refused before the first step. Counted.",
+        "refused before the first step (which takes a pass over all rows). Counted.",
     )
     bad_rows: Literal["skip", "error"] = Field(
-        "error",
-        description="What becomes of rows that cannot be read: left out and counted, or all refused before the first step.",
+        "skip",
+        description="What becomes of rows that cannot be read or rendered: left out, counted and the first of them shown, or "
+        "all refused before the first step (which takes a pass over all rows).",
     )
     drop_duplicates: bool = Field(False, description="Leave out rows whose chat is exactly that of an earlier row.")
     cache_dir: str | None = Field(

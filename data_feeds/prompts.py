@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from configs.schema import Data, Source
+from configs.schema import Data
+from configs.source import Source
 from data_feeds.chat import render_chat
-from data_feeds.sources import Row, read_source, source_name
+from data_feeds.sources import Row, read_source, source_seed, unique_names
 from rollouts.records import Prompt
 
 # Signs are left out on purpose: 2 - 7 and 7 - 2 are twins too.
@@ -44,6 +45,8 @@ def load_prompts(data: Data, tokenizer: Any) -> PromptSets:
             the split is empty; the message names the key and the way out.
     """
     reader = _Reader(data, tokenizer)
+    if any(source.weight != 1 for source in [*data.sources, *data.heldout_sources]):
+        raise ValueError("data.sources[].weight: has no effect here, all prompts are taken together; leave it out")
     train = reader.read(data.sources, "sources")
     if not data.heldout_sources:
         train, heldout = _split(train, data)
@@ -99,7 +102,7 @@ class _Reader:
         self.tokenizer = tokenizer
         self.duplicates = 0
         self.too_long = 0
-        self._names: dict[str, int] = {}  # how often a source name was used, over both lists
+        self._names = iter(unique_names([*data.sources, *data.heldout_sources]))
 
     def read(self, sources: list[Source], key: str) -> list[Prompt]:
         """Prompts of all sources of one list, without exact repeats."""
@@ -107,9 +110,9 @@ class _Reader:
         seen: set[str] = set()
         shortest = None
         for index, source in enumerate(sources):
-            name = self._unique_name(source)
-            # reasoning_gym makes row i from seed + i: neighbouring seeds would repeat each other's rows.
-            for row in read_source(source, _seed(self.data.split_seed, key, index), f"data.{key}.{index}"):
+            name = next(self._names)
+            seed = source_seed(self.data.split_seed, key, index)
+            for row in read_source(source, seed, f"data.{key}.{index}"):
                 messages = self._with_system(row)
                 identity = _identity(messages, row.images)
                 if identity in seen:
@@ -129,11 +132,6 @@ class _Reader:
                 f"the shortest has {shortest} tokens"
             )
         return prompts
-
-    def _unique_name(self, source: Source) -> str:
-        name = source_name(source)
-        self._names[name] = self._names.get(name, 0) + 1
-        return name if self._names[name] == 1 else f"{name}#{self._names[name]}"
 
     def _with_system(self, row: Row) -> list[dict[str, Any]]:
         if self.data.system_prompt is None:
@@ -168,10 +166,6 @@ def _mixed(prompts: list[Prompt], data: Data) -> list[Prompt]:
 def _identity(messages: list[dict[str, Any]], images: tuple[Any, ...]) -> str:
     text = json.dumps(messages, sort_keys=True, ensure_ascii=False, default=repr)
     return text + "".join(_hash(image if isinstance(image, bytes) else repr(image)) for image in images)
-
-
-def _seed(split_seed: int, key: str, index: int) -> int:
-    return int(_hash(f"{split_seed} {key} {index}")[:7], 16)
 
 
 def _hash(value: str | bytes) -> str:
