@@ -115,7 +115,7 @@ def about_change(
     silent = [int(np.isin(table[column], (CLIPPED, REJECTED)).sum()) for column in ("state", "other_state")]
     return [
         Finding(
-            f"{name} in place of {live_name}: gradients of the policy loss have cosine {cosine(*both):.6g} over all "
+            f"{name} in place of {live_name}: gradients of the policy loss have cosine {cosine(*both):.6g} over all trained "
             f"parameters; norm {live:.6g} under {live_name}, {now:.6g} under {name}."
         ),
         Finding(f"Of {len(table)} tokens that change side: {sides}. Clipped or rejected: {silent[0]} → {silent[1]}."),

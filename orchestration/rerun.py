@@ -159,8 +159,9 @@ def gradients(run: Rerun, asked: Sequence[tuple[TokenObjective, Sequence[PolicyT
 
     settings, spec = run.saved.settings, resolve(run.device)
     device = torch.device(spec.device)
-    policy = load_policy(settings.model, spec).to(device=device, dtype=getattr(torch, settings.model.dtype)).train()
-    parameters = dict(policy.hf_model.named_parameters())
+    policy = load_policy(settings.model, spec, lora=settings.lora).train()
+    policy.to(device=device, dtype=getattr(torch, settings.model.dtype))
+    parameters = {name: p for name, p in policy.hf_model.named_parameters() if p.requires_grad}
     sums = [{name: torch.zeros_like(p, dtype=torch.float32) for name, p in parameters.items()} for _ in asked]
     for index, batch in enumerate(run.saved.batches):
         prepared = to_device(batch, device)
@@ -177,7 +178,7 @@ def gradients(run: Rerun, asked: Sequence[tuple[TokenObjective, Sequence[PolicyT
 
 
 def cosine(a: Gradient, b: Gradient) -> float:
-    """Of two whole gradients, over all parameters; NaN when one of them is 0."""
+    """Of two whole gradients, over all trained parameters; NaN when one of them is 0."""
     dot = sum(float((a[name].double() * b[name].double()).sum()) for name in a)
     size = norm(a) * norm(b)
     return dot / size if size else math.nan

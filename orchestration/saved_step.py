@@ -40,7 +40,8 @@ class SavedStep:
         return Path(self.settings.replay_folder) / f"step_{self.step:06d}_update_{self.update}"
 
     def save_weights(self, trainer: Trainer) -> None:
-        """The policy in Hugging Face format, value head and critic beside it. A collective: every rank calls it."""
+        """The policy in Hugging Face format (of one with adapters, those alone), value head and critic beside it. A
+        collective: every rank calls it."""
         trainer.save(self.folder / "policy")
         values = trainer.value_parameters()
         if self.rank == 0 and values:
@@ -73,9 +74,11 @@ class LoadedStep:
 
     @property
     def settings(self) -> TrainerSettings:
-        """As they were live, but for the model: the policy as it was before the update. Nothing is saved again."""
-        live = self.parts[0].settings
-        return replace(live, model=live.model.model_copy(update={"path": str(self.folder / "policy")}), replay_steps=())
+        """As they were live, but for the policy, as it was before the update. Nothing is saved again."""
+        live, policy = replace(self.parts[0].settings, replay_steps=()), str(self.folder / "policy")
+        if live.lora is not None:  # its base was not saved
+            return replace(live, lora=live.lora.model_copy(update={"adapter": policy}))
+        return replace(live, model=live.model.model_copy(update={"path": policy}))
 
     @property
     def batches(self) -> list[MicroBatch]:

@@ -23,6 +23,7 @@ CASES = {  # name: method, parameters, ZeRO stage, dtype, critic, objective, ran
         {"corrections": [{"function": "token_mask", "params": {"high": 1.1}}]},
         1,
     ),
+    "lora": ("grpo", {}, 2, "bfloat16", "separate", {}, 1),
     "spoiled": ("grpo", {}, 1, "float32", "separate", {}, 1),
     "two_ranks": ("grpo", {}, 1, "float32", "separate", {}, 2),
 }
@@ -42,6 +43,7 @@ def live(folder: Path, rank: int, ranks: int, port: str) -> None:
     from deepspeed.utils import logger
 
     from algs.find import find_method
+    from configs.lora import Lora
     from configs.objective import Critic, Objective
     from configs.schema import Model, Train
     from orchestration.devices import resolve
@@ -55,9 +57,9 @@ def live(folder: Path, rank: int, ranks: int, port: str) -> None:
             continue
         train = Train(learning_rate=0.1, schedule="linear", zero_stage=stage, updates_per_step=2, max_grad_norm=0.5)
         settings = TrainerSettings(
-            Model(path=f"{folder}/model", dtype=dtype, device="cpu"), train, TEMPERATURE, 0, 10,
+            Model(path=f"{folder}/{'base' if name == 'lora' else 'model'}", dtype=dtype, device="cpu"), train, TEMPERATURE, 0, 10,
             objective=Objective.model_validate(objective), critic=Critic(kind=critic, warmup_steps=STEP - 1),
-            replay_folder=f"{folder}/{name}/replay", replay_steps=(STEP,),
+            lora=Lora(rank=2) if name == "lora" else None, replay_folder=f"{folder}/{name}/replay", replay_steps=(STEP,),
         )  # fmt: skip
         cls = find_method(method)
         trainer = Trainer(settings, cls(cls.Params(**params)), resolve("cpu"))

@@ -115,6 +115,7 @@ def commands(folder: Path) -> dict[str, list]:
         "aipo instead": [step_of(folder, "corrected"), "--algorithm", "aipo"],
         "ppo instead": [step_of(folder, "grpo"), "--algorithm", "ppo"],
         "grpo instead": [step_of(folder, "ppo"), "--algorithm", "grpo"],
+        "grpo of adapters": [step_of(folder, "lora"), "--algorithm", "grpo"],
         "sorted": [step_of(folder, "grpo"), "--sort", "ratio", "--ascending", "--top", "3", "--columns", "position,ratio"],
         "one response": [step_of(folder, "grpo"), "--trajectory", "4", "--columns", "trajectory", "--top", "99"],
         "breakpoint": [step_of(folder, "grpo"), "--breakpoint"],

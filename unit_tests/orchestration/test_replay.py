@@ -34,13 +34,14 @@ def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("replay")
     torch.manual_seed(0)
     write_tiny_model(folder / "model")
+    shutil.copytree(folder / "model", folder / "base")
     for ranks in (1, 2):
         (folder / f"packed_{ranks}.pkl").write_bytes(pickle.dumps(packed(ranks)))
     ports = str(free_port()), str(free_port())
     run_all(
         *(["live", str(folder), str(r), str(n), port] for n, port in zip((1, 2), ports, strict=True) for r in range(n))
     )
-    shutil.rmtree(folder / "model")  # nothing of the run may be needed
+    shutil.rmtree(folder / "model")  # nothing of the run may be needed, but for the base of a LoRA
     asked = commands(folder)
     (folder / "commands.pkl").write_bytes(pickle.dumps(list(asked.values())))
     run_all(["replay", str(folder)])
@@ -84,6 +85,10 @@ def exact(results):
 
 def table(result, which: int = 0):
     return result["tables"][which]
+
+
+def live_norm(result) -> float:
+    return float(re.search(r"train/gradient_norm +(\S+)", result["out"])[1])
 
 
 @pytest.mark.parametrize("update", [0, 1])
@@ -137,15 +142,15 @@ def test_the_table_is_right(results, exact):
     np.testing.assert_allclose(found["weight"], weight, rtol=5e-5, atol=1e-5)
     np.testing.assert_allclose(found["share"], np.abs(weight) / np.abs(weight).sum(), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(found["loss"], -np.minimum(r * a, np.clip(r, 0.8, 1.2) * a), rtol=5e-5, atol=1e-5)
-    live = float(re.search(r"train/gradient_norm +(\S+)", results[1]["grpo 1"]["out"])[1])
-    assert live == pytest.approx(float(gradients["grpo"].norm()), rel=1e-4)
+    assert live_norm(results[1]["grpo 1"]) == pytest.approx(float(gradients["grpo"].norm()), rel=1e-4)
 
 
 def test_another_method_on_the_same_batch(results, exact):
     numbers, gradients = exact
     result = results[1]["page"]
     told = re.search(
-        r"cosine (\S+) over all parameters; norm (\S+) under GRPO, (\S+) under CISPO\(ratio_cap=1.05\)\.", result["out"]
+        r"cosine (\S+) over all trained parameters; norm (\S+) under GRPO, (\S+) under CISPO\(ratio_cap=1.05\)\.",
+        result["out"],
     )
     cosine = torch.nn.functional.cosine_similarity(gradients["grpo"], gradients["cispo"], dim=0)
     expected = [float(x) for x in (cosine, gradients["grpo"].norm(), gradients["cispo"].norm())]
@@ -172,6 +177,10 @@ def test_methods_that_fit_and_those_that_do_not(results):
     _, found = results
     assert "Poisonable in place of GRPO: gradients of the policy loss have cosine 1 over" in found["own"]["out"]
     assert found["grpo instead"]["code"] == 0
+    assert "gradients of the policy loss have cosine 1 over" in found["grpo of adapters"]["out"]
+    assert live_norm(found["grpo of adapters"]) == pytest.approx(
+        float(re.search(r"; norm (\S+) under", found["grpo of adapters"]["out"])[1]), rel=0.02
+    )
     assert "off-policy corrections are left out for it" in found["aipo instead"]["out"]
     assert (table(found["aipo instead"])["state"] == "rejected").any()
     assert not (table(found["aipo instead"], 1)["state"] == "rejected").any()
