@@ -62,8 +62,8 @@ GIVEN = """
 ## From given responses
 
 `python main_sl.py --config configs/<method>.yaml`: demonstrations, pairs of a chosen and a rejected response, or responses
-labelled desirable or not. The trainer, packing and configuration are those of reinforcement learning; a batch of pairs in
-the engine's place is all that differs.
+labelled desirable or not. Trainer, packing and checkpoints are those of reinforcement learning; rows of data stand in the
+engine's place.
 
 """
 PICTURE = """

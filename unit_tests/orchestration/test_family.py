@@ -15,6 +15,7 @@ from unit_tests.tiny_model import WORDS, write_tiny_model
 
 HERE = Path(__file__).parent
 SIZES = [3, 1, 2]
+PAIRS = [2, 2, 2]  # of preference data, which the other methods' groups are not
 METHODS = [name for name, listed in algorithm.listed().items() if listed.has_advantages]
 ROUND = {  # what stands around a method's loss
     "kl and entropy": {"kl": {"coef": 0.1}, "entropy_coef": 0.01},
@@ -23,6 +24,12 @@ ROUND = {  # what stands around a method's loss
 CASES = [(name, "separate", {"aggregation": mode}) for name in METHODS for mode in MODES]
 CASES += [("ppo", "shared", {"aggregation": mode}) for mode in MODES]
 CASES += [("grpo", "separate", {"aggregation": "token_mean", **around}) for around in ROUND.values()]
+# Others only under what they mean: a mean over pairs, over responses, over tokens. The rest is refused by the configuration.
+CASES += [(name, "shared", {"aggregation": "prompt_mean"}) for name in ("dpo", "ipo", "simpo", "orpo", "reward_model")]
+CASES += [("kto", "separate", {"aggregation": "sequence_mean"})]
+CASES += [("sft", "separate", {"aggregation": mode}) for mode in ("token_mean", "sequence_mean")]
+GIVEN = [name for name in algorithm.listed() if name not in METHODS]
+assert {name for name, *_ in CASES} == {*METHODS, *GIVEN}
 LAYOUTS = {  # ranks, reversed order, token budget, shared prompts
     "one micro-batch": (1, False, 10**6, True),
     "split": (1, True, 12, False),
@@ -30,11 +37,11 @@ LAYOUTS = {  # ranks, reversed order, token budget, shared prompts
 }
 
 
-def batch():
-    """Trajectories of three groups, and per-token columns a step would have frozen."""
+def batch(sizes):
+    """Trajectories of three groups, every other one chosen, and per-token columns a step would have frozen."""
     rng = np.random.default_rng(5)
     made, columns = [], {name: [] for name in ("advantages", "old_logprobs", "ref_logprobs", "old_values", "returns")}
-    for group, size in enumerate(SIZES):
+    for group, size in enumerate(sizes):
         prompt = rng.integers(0, len(WORDS), 3 + group).astype(np.int32)
         for sample in range(size):
             n = int(rng.integers(1, 8))
@@ -44,6 +51,7 @@ def batch():
                     Prompt(f"p{group}", []), f"g{group}", sample, prompt,
                     token_ids=rng.integers(0, len(WORDS), n).astype(np.int32), behavior_logprobs=mu,
                     versions=np.zeros(n, np.int32), is_action=np.ones(n, np.bool_), turn=np.zeros(n, np.int32),
+                    chosen=sample % 2 == group % 2,
                 )
             )  # fmt: skip
             for name, middle in (
@@ -57,13 +65,15 @@ def batch():
     return made, columns
 
 
-def packed(made, columns, mode, order, budget, ranks, share):
-    groups = np.repeat(np.arange(len(SIZES)), SIZES)[order]
+def packed(sizes, made, columns, mode, order, budget, ranks, share):
+    """Pairs share their prompt and one micro-batch, whatever the layout."""
+    groups = np.repeat(np.arange(len(sizes)), sizes)[order]
     lengths = torch.tensor([made[i].action_tokens for i in order])
     weights = token_weights(mode, lengths, torch.tensor(groups), 8).numpy()
     own = {name: [values[i] for i in order] for name, values in columns.items()}
     return pack(
-        [made[i] for i in order], groups, own.pop("advantages"), weights, 0, budget, ranks, share, columns=own
+        [made[i] for i in order], groups, own.pop("advantages"), weights, 0, budget, ranks, share or sizes == PAIRS,
+        columns=own, whole_groups=sizes == PAIRS,
     )  # fmt: skip
 
 
@@ -72,12 +82,13 @@ def gradients(tmp_path_factory, rank_groups):
     folder = tmp_path_factory.mktemp("family")
     torch.manual_seed(0)
     write_tiny_model(folder / "model")
-    made, columns = batch()
+    of_rewards, of_pairs = (SIZES, *batch(SIZES)), (PAIRS, *batch(PAIRS))
     plan = {1: [], 2: []}
     for case, (name, kind, objective) in enumerate(CASES):
         for layout, (ranks, is_reversed, budget, share) in LAYOUTS.items():
+            sizes, made, columns = of_pairs if name in GIVEN else of_rewards
             order = list(range(len(made)))[:: -1 if is_reversed else 1]
-            per_rank = packed(made, columns, objective["aggregation"], order, budget, ranks, share)
+            per_rank = packed(sizes, made, columns, objective["aggregation"], order, budget, ranks, share)
             assert len(per_rank[0]) > 1 or layout == "one micro-batch"
             plan[ranks].append((case, layout, name, kind, objective, per_rank))
     (folder / "packed.pkl").write_bytes(pickle.dumps(plan))
@@ -100,5 +111,5 @@ def test_the_gradient_is_the_same_for_any_split_order_packing_and_ranks(gradient
         assert other.keys() == whole.keys()
         for name, expected in whole.items():
             torch.testing.assert_close(other[name], expected, rtol=1e-4, atol=2e-5 * largest, msg=f"{layout}: {name}")
-    has_critic = CASES[case][0] == "ppo"
+    has_critic = CASES[case][0] in ("ppo", "reward_model")
     assert any("value_head" in name for name in whole) == has_critic
