@@ -21,10 +21,13 @@ from data_prep.recipe import BadRow, Row
 
 PROGRESS_SECONDS = 5.0
 SHOWN_BAD_ROWS = 20
+# A row group is what a reader holds at once: large enough to read fast, small enough for images.
+ROW_GROUP_ROWS = 32 * BATCH_ROWS
+ROW_GROUP_BYTES = 16 << 20
 
 
 class OutputFile:
-    """A parquet file that takes rows one by one and holds a batch of them. Use as a context manager."""
+    """A parquet file that takes rows one by one and holds a row group of them. Use as a context manager."""
 
     def __init__(self, path: Path, columns: Mapping[str, pa.DataType]) -> None:
         self.path = path
@@ -33,13 +36,15 @@ class OutputFile:
         self._text = [name for name, kind in columns.items() if kind == pa.string()]
         self._digests = array("Q")  # 8 bytes a row: what repeats is counted without holding rows
         self._batch: list[Row] = []
+        self._group: list[pa.Table] = []
         self._writer = parquet.ParquetWriter(path, self.schema, compression="zstd")
 
     def __enter__(self) -> OutputFile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._flush()
+        self._close_batch()
+        self._write_group()
         self._writer.close()
 
     def add(self, row: Row, identity: bytes) -> None:
@@ -48,16 +53,24 @@ class OutputFile:
         self._batch.append(row | {name: as_text(row.get(name)) for name in self._text})
         self.rows += 1
         if len(self._batch) == BATCH_ROWS:
-            self._flush()
+            self._close_batch()
 
     def repeated(self) -> int:
         """How many rows ask what an earlier one asks."""
         return self.rows - len(np.unique(np.frombuffer(self._digests, dtype=np.uint64)))
 
-    def _flush(self) -> None:
+    def _close_batch(self) -> None:
         if self._batch:
-            self._writer.write_table(pa.Table.from_pylist(self._batch, schema=self.schema))
+            self._group.append(pa.Table.from_pylist(self._batch, schema=self.schema))
             self._batch = []
+        rows = sum(table.num_rows for table in self._group)
+        if rows >= ROW_GROUP_ROWS or sum(table.nbytes for table in self._group) >= ROW_GROUP_BYTES:
+            self._write_group()
+
+    def _write_group(self) -> None:
+        if self._group:
+            self._writer.write_table(pa.concat_tables(self._group))
+            self._group = []
 
 
 class Tally:

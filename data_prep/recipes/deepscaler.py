@@ -24,7 +24,7 @@ def plan(options: argparse.Namespace) -> list[Part]:
             output="train",
             repository=options.repository,
             revision=options.revision,
-            files="*.json",
+            files="deepscaler.json",
             columns={"prompt": TEXT, "answer": TEXT},
             convert=convert,
             needs=("problem", "answer"),

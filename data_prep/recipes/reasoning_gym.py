@@ -5,13 +5,15 @@
 --task chain_sum --size 1000 --levels 0-4       a curriculum: as many rows of each level, easy ones first
 --params '{"max_digits": 2}'                    arguments of the generator; they win over the curriculum's
 
-prompt and answer (null where any of many answers is right), reasoning_gym (the task), level, and as JSON text params and
-entry, from which the reward reasoning_gym_score makes the task's own scorer. No prompt of test is also in train.
+prompt and answer (null where any of many answers is right), reasoning_gym (the task), level, and as text, Python literals,
+params and entry: what the task's own scorer reads. JSON would lose tuples, which some scorers compare with. No prompt of
+test is also in train.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 from collections.abc import Iterator
 from functools import partial
@@ -86,8 +88,8 @@ def _rows(
                 "answer": row.answer,
                 "reasoning_gym": options.task,
                 "level": level,
-                "params": json.dumps(params),
-                "entry": json.dumps(row.columns["entry"], ensure_ascii=False),
+                "params": _literal(params, options.task),
+                "entry": _literal(row.columns["entry"], options.task),
             }
             wanted -= 1
             if not wanted:
@@ -130,6 +132,20 @@ def _params(options: argparse.Namespace, level: int | None) -> Row:
         if name not in ("size", "seed") and value != getattr(usual, name)
     }
     return changed | options.params
+
+
+def _literal(value: Row, task: str) -> str:
+    """Text that `ast.literal_eval` reads back as equal. Raises ValueError when there is none."""
+    text = repr(value)
+    try:
+        same = ast.literal_eval(text) == value
+    except (ValueError, SyntaxError):
+        same = False
+    if not same:
+        raise ValueError(
+            f"--task {task}: its rows hold objects that cannot be written to a file; use data.sources instead"
+        )
+    return text
 
 
 def _json_object(text: str) -> Row:

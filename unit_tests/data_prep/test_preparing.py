@@ -12,6 +12,7 @@ from pyarrow import parquet
 
 from data_prep.__main__ import listing, main, names
 from data_prep.reading import BATCH_ROWS
+from data_prep.writing import ROW_GROUP_ROWS
 from unit_tests.data_prep import hub_copies
 
 ROOT = Path(__file__).parents[2]
@@ -181,15 +182,16 @@ def test_many_bad_rows_are_listed_in_the_file_only(tmp_path: Path, capsys) -> No
     }
 
 
-def test_rows_are_written_a_batch_at_a_time_in_order(tmp_path: Path) -> None:
-    rows = [{"problem": f"p{i}", "answer": str(i), "extra": None if i < 3 * BATCH_ROWS else i} for i in range(4000)]
+def test_rows_are_written_in_order_and_in_row_groups_of_some_megabytes(tmp_path: Path) -> None:
+    rows = [{"problem": f"p{i}", "answer": str(i), "extra": None if i < 3 * BATCH_ROWS else i} for i in range(20_000)]
+    rows[5]["problem"] = "long " * 4_000_000
     hub_copies.write_lines(tmp_path / "hub/deepscaler.json", rows)
     assert main(["deepscaler", "--source", str(tmp_path / "hub"), "--out", str(tmp_path / "out")]) == 0
     written = parquet.ParquetFile(tmp_path / "out/train.parquet")
-    assert max(written.metadata.row_group(i).num_rows for i in range(written.num_row_groups)) <= BATCH_ROWS
-    assert written.read().to_pylist() == [
-        {"prompt": r["problem"], "answer": r["answer"], "extra": r["extra"]} for r in rows
-    ]
+    sizes = [written.metadata.row_group(i).num_rows for i in range(written.num_row_groups)]
+    assert sizes == [BATCH_ROWS, ROW_GROUP_ROWS, 20_000 - BATCH_ROWS - ROW_GROUP_ROWS]
+    expected = [{"prompt": r["problem"], "answer": r["answer"], "extra": r["extra"]} for r in rows]
+    assert written.read().to_pylist() == expected
 
 
 def test_other_columns_of_mixed_types_become_text(tmp_path: Path) -> None:

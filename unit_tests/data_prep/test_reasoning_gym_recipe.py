@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import ast
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ def make(folder: Path, *arguments: object) -> list[dict[str, Any]]:
         ("family_relationships", "1"),
         ("graph_color", "0"),  # any of many answers is right: there is none in the column
         ("arc_1d", "0"),
+        ("rearc", "1"),  # compares with tuples
         ("acre", ""),  # no curriculum
     ],
 )
@@ -42,9 +43,9 @@ def test_rows_carry_what_the_tasks_own_scorer_needs(task: str, levels: str, tmp_
     rows = make(tmp_path / "out", "--task", task, "--size", 4, *(["--levels", levels] if levels else []))
     assert len(rows) == 4
     for row in rows:
-        entry = json.loads(row["entry"])
+        entry = ast.literal_eval(row["entry"])
         assert (row["prompt"], row["answer"]) == (entry["question"], entry["answer"])
-        scorer = reasoning_gym.create_dataset(row["reasoning_gym"], size=1, seed=0, **json.loads(row["params"]))
+        scorer = reasoning_gym.create_dataset(row["reasoning_gym"], size=1, seed=0, **ast.literal_eval(row["params"]))
         if row["answer"] is not None:
             assert scorer.score_answer(row["answer"], entry) == 1.0
         assert scorer.score_answer(None, entry) < 1.0
@@ -56,12 +57,12 @@ def test_levels_are_the_librarys_and_rise(tmp_path: Path) -> None:
     assert [row["level"] for row in rows] == sorted(row["level"] for row in rows)
     assert [sum(row["level"] == level for row in rows) for level in range(4)] == [11, 11, 10, 10]
     for row in rows:  # the curriculum: level n has n + 2 terms of n + 1 digits
-        metadata = json.loads(row["entry"])["metadata"]
+        metadata = ast.literal_eval(row["entry"])["metadata"]
         assert (metadata["num_terms"], metadata["num_digits"]) == (row["level"] + 2, row["level"] + 1)
     inclusive = make(tmp_path / "in", "--task", "chain_sum", "--levels", "3", "--size", 60)
-    assert {json.loads(row["entry"])["metadata"]["num_terms"] for row in inclusive} == {2, 3, 4, 5}
+    assert {ast.literal_eval(row["entry"])["metadata"]["num_terms"] for row in inclusive} == {2, 3, 4, 5}
     own = make(tmp_path / "own", "--task", "chain_sum", "--levels", "3", "--size", 5, "--params", '{"max_digits": 1}')
-    assert {json.loads(row["entry"])["metadata"]["num_digits"] for row in own} == {1}
+    assert {ast.literal_eval(row["entry"])["metadata"]["num_digits"] for row in own} == {1}
 
 
 def test_the_same_seed_makes_the_same_rows(tmp_path: Path) -> None:
