@@ -80,6 +80,10 @@ test: install-dev model browser ## set up, then the whole test suite, the end-to
 test-fast: install-dev ## the tests that do not start the whole stack
 	$(BIN)/python -m pytest -m "not e2e" $(ARGS)
 
+.PHONY: test-e2e
+test-e2e: install-dev ## only those that do: Ray, DeepSpeed, vLLM
+	$(BIN)/python -m pytest -m e2e --durations=10 $(ARGS)
+
 .PHONY: lint
 lint: install-dev ## style, format, and that generated pages are up to date
 	$(BIN)/pre-commit run --all-files --show-diff-on-failure

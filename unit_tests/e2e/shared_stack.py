@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,21 +15,22 @@ import ray
 from configs.load import load, method_for, run_directory, to_yaml
 from configs.schema import Reward, RLConfig
 from configs.yaml_text import dump
+from orchestration import rollout_actor
 from orchestration.cluster import Actors, started_actors, trainer_settings
 from orchestration.console import Console
 from orchestration.job import RLJob
 from orchestration.loop import drive
 from orchestration.preflight import preflight
+from orchestration.rollout_actor import RolloutActor
 from orchestration.run_directory import RunDirectory, read_metrics
 from orchestration.sync import synchronise
 from rewards.service import ScoringService
-from rollouts.worker import RolloutWorker
 
 ROOT = Path(__file__).resolve().parents[2]
 RANKS, STEPS, UPDATES = 2, 3, 2
 SMALL = {
     "rollout": {"prompts_per_step": 8, "responses_per_prompt": 4},
-    "train": {"ranks": RANKS, "steps": STEPS, "updates_per_step": UPDATES, "max_tokens_per_micro_batch": 150},
+    "train": {"ranks": RANKS, "steps": STEPS, "updates_per_step": UPDATES, "max_tokens_per_micro_batch": 20},
     "eval": {"every": 0, "max_prompts": 8},
 }
 
@@ -59,14 +58,17 @@ class SharedStack:
     def __init__(self, actors: Actors, folder: Path) -> None:
         self.actors, self.folder = actors, folder
         self.jobs = 0
+        self.unfinished = ""  # the job at work, or the one that ended as nobody expected
 
     def run(self, block: dict[str, Any], raises: type[Exception] | None = None) -> Done:
         """Do the small job, changed by `block`, to its end or to the error that it must end with."""
+        assert not self.unfinished, f"{self.unfinished} failed, and its actors may wait for one another for ever"
         self.jobs += 1
         file = self.folder / f"job_{self.jobs:02d}.yaml"
         file.write_text(dump({"extends": "small.yaml", **block}))
         config = load(file, RLConfig, run_dir=str(file.with_suffix("")))
         run = RunDirectory.create(run_directory(config), to_yaml(config))
+        self.unfinished = file.stem
         screen, weights = io.StringIO(), []
         with Console(config.run.name, config.train.steps, screen) as console:
             job = self.begun(config, run, console)
@@ -77,6 +79,7 @@ class SharedStack:
 
             with pytest.raises(raises) if raises else nullcontext() as caught:
                 drive(job, note_weights)
+        self.unfinished = ""
         return Done(config, run.path, weights, screen.getvalue(), caught.value if caught else None)
 
     def begun(self, config: RLConfig, run: RunDirectory, console: Console) -> RLJob:
@@ -85,22 +88,20 @@ class SharedStack:
         checked = preflight(config.model_copy(update={"run": config.run.model_copy(update={"name": "unused"})}))
         ray.get(
             trainers.begin(trainer_settings(config, run), method, checked.device, config.sync.method, run.path / "sync")
-            + [actor.__ray_call__.remote(pay_by, config.reward) for actor in rollouts.actors]
+            + [actor.pay_by.remote(config.reward) for actor in rollouts.actors]
         )
         synchronise(trainers, rollouts, version=0)
         return RLJob(config, method, checked.prompts, run, self.actors, console)
 
 
-def pay_by(worker: RolloutWorker, reward: Reward) -> None:
-    """Give a living rollout worker another reward. Runs in its process."""
+class SharedRolloutActor(RolloutActor):
+    """An engine that outlives jobs."""
 
-    async def replace() -> None:
-        await worker.scoring.close()
-        worker.scoring = ScoringService(reward)
-        await worker.scoring.start()
-
-    with ThreadPoolExecutor(1) as thread:  # the worker's own event loop is busy with this call
-        thread.submit(asyncio.run, replace()).result()
+    async def pay_by(self, reward: Reward) -> None:
+        """Score by another reward from now on."""
+        await self.scoring.close()
+        self.scoring = ScoringService(reward)
+        await self.scoring.start()
 
 
 @contextmanager
@@ -117,5 +118,7 @@ def started_stack(folder: Path, model: Path) -> Iterator[SharedStack]:
     file.write_text(dump({"extends": str(ROOT / "configs" / "grpo_tiny.yaml"), **SMALL, **of_model}))
     config = load(file, RLConfig, run_dir=str(folder / "stack"))
     run = RunDirectory.create(run_directory(config), to_yaml(config))
-    with started_actors(config, run, method_for(config)) as actors:
-        yield SharedStack(actors, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rollout_actor, "RolloutActor", SharedRolloutActor)
+        with started_actors(config, run, method_for(config)) as actors:
+            yield SharedStack(actors, folder)

@@ -66,7 +66,7 @@ def finished(tiny_model, tmp_path_factory):
         f"train.steps={STEPS}",
         "train.ranks=2",
         "train.zero_stage=2",
-        "train.max_tokens_per_micro_batch=700",
+        "train.max_tokens_per_micro_batch=150",
         "objective.kl.coef=0.001",
         "checkpoint.every=2",
     )
