@@ -151,7 +151,9 @@ def _panel(figure: Figure, names: list[str], curve: Curve) -> Iterator[str]:
         yield f'<text class="name" x="0" y="{-8 - 13 * (len(lines) - 1 - i)}">{line}</text>'
     for value in levels:
         yield f'<path class="grid" d="M0 {_y(value, limit)}h{PANEL[0]}"/>'
-        label = f"{value:.2g}".replace("-", "−")
+        label = (
+            f"{value:.2g}".replace("-", "−") if figure.limit or value >= 0 else ""
+        )  # there they are the same below 0
         yield f'<text x="-6" y="{_y(value, limit) + 4:.1f}" text-anchor="end">{label}</text>'
     for tick in figure.ticks:
         yield f'<path class="grid" d="M{_x(figure, tick)} 0v{PANEL[1]}"/>'
