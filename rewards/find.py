@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 F = TypeVar("F", bound=Callable[..., Any])
 
 # Files in rewards/ that are not rewards.
-NOT_REWARDS = ("counted", "find", "service", "worker")
+NOT_REWARDS = ("code_driver", "code_tests", "counted", "find", "jail", "sandbox", "service", "worker")
 
 
 def find_reward(name: str) -> Callable[..., Any]:

@@ -160,6 +160,7 @@ def test_reasoning_gym_score_needs_its_columns() -> None:
 
 def test_every_shipped_reward_is_found_by_its_file() -> None:
     assert reward_names() == [
+        "code_execution",
         "ended", "exact_match", "format_match", "gsm8k", "last_number", "length", "math_verify", "multiple_choice",
         "numeric_precision", "reasoning_gym_score", "repetition", "soft_overlong",
     ]  # fmt: skip

@@ -1,0 +1,253 @@
+"""Runs one command within limits and, where asked for, namespaces: `python -I -S jail.py <settings fd> <status fd>`.
+
+Started by rewards/sandbox.py, which says what the settings are. Standard library only: it starts with every program.
+
+With namespaces, the command sees a file system made of the settings' `binds`, read-only, and an empty /tmp in memory;
+no process but its own, no network, no variable of ours. It runs as an unprivileged user with no way to become another.
+Everything goes when its first process does: children, mounts and /tmp. Needs Linux 5.14 (processes are counted per user
+namespace since then), and a kernel and container that let this user make user namespaces.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+# From linux/sched.h, sys/mount.h, linux/mount.h, linux/prctl.h
+NEW_NS, NEW_UTS, NEW_IPC, NEW_USER, NEW_PID, NEW_NET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
+MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 0x2, 0x4, 0x1000, 0x4000, 0x40000
+MNT_DETACH, AT_FDCWD, AT_RECURSIVE, SYS_MOUNT_SETATTR = 0x2, -100, 0x8000, 442
+ATTR_READ_ONLY, ATTR_NOSUID = 0x1, 0x2
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
+OLDEST_KERNEL = (5, 14)
+
+INSIDE_ID = 1000  # user and group of the command, as it sees itself
+NOBODY_ID = 65534  # and as the machine sees it when we are root: the kernel does not count root's processes
+NEW_ROOT = "/sys"  # any folder that exists and holds nothing the command needs; only this process sees it covered
+DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def main() -> None:
+    with os.fdopen(int(sys.argv[1])) as file:
+        settings = json.load(file)
+    status = int(sys.argv[2])
+    os.set_inheritable(status, False)
+    os.umask(0o022)
+    try:
+        code = (_isolated if settings["isolation"] == "namespaces" else _limited)(settings, status)
+    except OSError as error:
+        _tell(status, error=f"{error.strerror or error}")
+        sys.exit(1)
+    _tell(status, exit=code)
+
+
+def _tell(status: int, **what: Any) -> None:
+    """A line for the sandbox. It takes what is told first: that the command started, how it ended, or what failed."""
+    os.write(status, (json.dumps(what) + "\n").encode())
+
+
+def _isolated(settings: dict[str, Any], status: int) -> int:
+    _check(libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL), "die with the scoring process")
+    if os.getppid() != settings["parent"]:
+        sys.exit(1)
+    kernel = tuple(int(n) for n in os.uname().release.split("-")[0].split(".")[:2])
+    if kernel < OLDEST_KERNEL:
+        raise OSError(f"Linux {os.uname().release} is too old, it takes {'.'.join(map(str, OLDEST_KERNEL))}")
+    is_root = _enter_namespaces()
+
+    def init() -> int:
+        _check(libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL), "die with the jail")
+        os.setsid()  # a signal to its process group must not reach ours
+        _check(libc.prctl(PR_SET_DUMPABLE, 0), "hide memory")
+        _write("/proc/sys/user/max_user_namespaces", "0")
+        _make_root(settings)
+        child = _forked(status, lambda: _execute(settings, status, as_other=is_root))
+        while True:
+            pid, ended = os.wait()  # as process 1 it also inherits what the command left behind
+            if pid == child:
+                return os.waitstatus_to_exitcode(ended)
+
+    def told() -> NoReturn:
+        _tell(status, exit=init())
+        os._exit(0)
+
+    pid = _forked(status, told)
+    # The kernel lets go of process 1 when it has ended all others of its namespace: then it is over for certain.
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGKILL))
+    return _waited(pid)
+
+
+def _enter_namespaces() -> bool:
+    """Make them and map users. Returns whether we are the machine's root, who is mapped beside the command's user."""
+    with open("/proc/self/uid_map") as file:
+        is_root = os.geteuid() == 0 and file.read().split() == ["0", "0", "4294967295"]
+    uid, gid, pid = os.geteuid(), os.getegid(), os.getpid()
+    flags = NEW_USER | NEW_NS | NEW_PID | NEW_NET | NEW_IPC | NEW_UTS
+    if not is_root:
+        _check(libc.unshare(flags), "make namespaces (unshare)")
+        _write("/proc/self/setgroups", "deny")
+        _write("/proc/self/uid_map", f"{INSIDE_ID} {uid} 1")
+        _write("/proc/self/gid_map", f"{INSIDE_ID} {gid} 1")
+        return False
+    # Two users can be mapped only from outside.
+    hear, say = os.pipe()
+    helper = os.fork()
+    if helper == 0:
+        try:
+            os.close(say)
+            if os.read(hear, 1):
+                for name in ("uid_map", "gid_map"):
+                    _write(f"/proc/{pid}/{name}", f"0 0 1\n{INSIDE_ID} {NOBODY_ID} 1\n")
+            os._exit(0)
+        finally:
+            os._exit(1)
+    _check(libc.unshare(flags), "make namespaces (unshare)")
+    os.write(say, b"x")
+    if _waited(helper) != 0:
+        raise OSError("mapping users into the namespace is not permitted")
+    return True
+
+
+def _make_root(settings: dict[str, Any]) -> None:
+    """Turn the root folder into `binds`, devices and an empty /tmp; then put the settings' files there."""
+    _mount("none", "/", "", MS_REC | MS_PRIVATE)
+    _mount("tmpfs", NEW_ROOT, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=755")
+    for path in (*settings["binds"], *DEVICES):
+        target = NEW_ROOT + path
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        if os.path.islink(path):
+            os.symlink(os.readlink(path), target)
+            continue
+        if os.path.isdir(path):
+            os.makedirs(target, exist_ok=True)
+        else:
+            open(target, "w").close()
+        _mount(path, target, "", MS_BIND | MS_REC)
+    os.mkdir(f"{NEW_ROOT}/tmp")
+    attributes = (ctypes.c_uint64 * 4)(ATTR_READ_ONLY | ATTR_NOSUID, 0, 0, 0)
+    size = ctypes.c_size_t(ctypes.sizeof(attributes))
+    _check(
+        libc.syscall(SYS_MOUNT_SETATTR, AT_FDCWD, NEW_ROOT.encode(), AT_RECURSIVE, attributes, size), "mount read-only"
+    )
+    _mount("tmpfs", f"{NEW_ROOT}/tmp", "tmpfs", MS_NOSUID | MS_NODEV, f"size={settings['scratch_bytes']},mode=1777")
+    os.chdir(NEW_ROOT)
+    _check(libc.pivot_root(b".", b"."), "change the root folder")
+    _check(libc.umount2(b".", MNT_DETACH), "leave the old root folder")
+    os.chdir("/tmp")
+    _put(settings["files"])
+
+
+def _limited(settings: dict[str, Any], status: int) -> int:
+    """Limits and a temporary folder only. Leftover processes are killed as far as they can be found."""
+    ending = []
+
+    def end(*_: Any) -> None:
+        ending.append(True)
+        raise OSError("ended")
+
+    signal.signal(signal.SIGTERM, end)
+    os.setsid()  # so that killing the scoring process lets us clean up
+    _check(libc.prctl(PR_SET_CHILD_SUBREAPER, 1), "inherit what the command leaves behind")
+    _check(libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM), "die with the scoring process")
+    if os.getppid() != settings["parent"]:
+        sys.exit(1)
+    with tempfile.TemporaryDirectory(prefix="feynrl-code-", ignore_cleanup_errors=True) as folder:
+        os.chdir(folder)
+        _put(settings["files"])
+        try:
+            return _waited(_forked(status, lambda: _execute(settings, status, as_other=False)))
+        except OSError:
+            if not ending:
+                raise
+            return -signal.SIGKILL
+        finally:
+            _kill_children()
+            os.chdir("/")
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _kill_children() -> None:
+    children = f"/proc/self/task/{os.getpid()}/children"
+    while True:
+        with open(children) as file:
+            pids = [int(pid) for pid in file.read().split()]
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            os.wait()
+        except ChildProcessError:
+            return
+
+
+def _execute(settings: dict[str, Any], status: int, as_other: bool) -> NoReturn:
+    """Become the command."""
+    os.setsid()
+    if as_other:
+        os.setgroups([])
+        os.setresgid(INSIDE_ID, INSIDE_ID, INSIDE_ID)
+        os.setresuid(INSIDE_ID, INSIDE_ID, INSIDE_ID)
+    _check(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "give up privileges")
+    for name, limit in settings["limits"].items():
+        # A lower limit that is in force already stays.
+        hard = resource.getrlimit(getattr(resource, name))[1]
+        limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(getattr(resource, name), (limit, limit))
+    _tell(status, started=True)
+    os.execve(settings["command"][0], settings["command"], settings["environment"])
+
+
+def _forked(status: int, run: Callable[[], NoReturn]) -> int:
+    """Run a function that does not return in a child; what fails in it is told."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            run()
+        except BaseException as error:  # noqa: BLE001 it must never return into its parent's code
+            _tell(status, error=str(getattr(error, "strerror", None) or error))
+        finally:
+            os._exit(125)
+    return pid
+
+
+def _waited(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _put(files: dict[str, str]) -> None:
+    for name, text in files.items():
+        with open(name, "w", encoding="utf-8", errors="surrogatepass") as file:
+            file.write(text)
+
+
+def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    done = libc.mount(source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode())
+    _check(done, f"mount {source} on {target.removeprefix(NEW_ROOT) or '/'}")
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        with open(path, "w") as file:
+            file.write(text)
+    except OSError as error:
+        raise OSError(f"writing {path}: {error.strerror}") from error
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        raise OSError(f"it may not {what}: {os.strerror(ctypes.get_errno())}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,425 @@
+"""The sandbox against hostile programs, and what code_execution pays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from rewards import sandbox
+from rewards.code_execution import code_execution, find_program
+from rewards.code_tests import CodeCase, StdinCase, ValueCase, read_cases
+from rewards.find import check_params
+from rewards.sandbox import Limits, Ran
+from rollouts.records import Prompt, Trajectory
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(params=["namespaces", "limits_only"])
+def isolation(request: pytest.FixtureRequest) -> Any:
+    if request.param == "namespaces":
+        request.getfixturevalue("namespaces")
+    return request.param
+
+
+@pytest.fixture
+def namespaces() -> str:
+    try:
+        sandbox.check("namespaces")
+    except ValueError as error:
+        pytest.skip(str(error))
+    return "namespaces"
+
+
+def ran(program: str, isolation: Any = "namespaces", given: bytes = b"", **limits: Any) -> Ran:
+    command = [sys.executable, "-I", "program.py"]
+    bounds = Limits(**{"seconds": 20.0, **limits})
+    return sandbox.run(command, {"program.py": textwrap.dedent(program)}, given, bounds, isolation=isolation)
+
+
+def leftovers(marker: str) -> list[int]:
+    """Processes that run a program with this marker in its command line."""
+    return [p.pid for p in psutil.process_iter(["cmdline"]) if marker in " ".join(p.info["cmdline"] or [])]
+
+
+def test_input_output_exit_code(isolation: Any) -> None:
+    done = ran("import sys; print(sys.stdin.read()[::-1]); print('e', file=sys.stderr); sys.exit(3)", isolation, b"abc")
+    assert (done.ended, done.exit_code, done.output, done.errors) == ("exit", 3, b"cba\n", "e\n")
+    killed = ran("import os; os.kill(os.getpid(), 9)", isolation)
+    assert (killed.ended, killed.exit_code) == ("exit", -signal.SIGKILL)
+
+
+def test_endless_loop_is_ended(isolation: Any) -> None:
+    done = ran("print('on', flush=True)\nwhile True: pass", isolation, seconds=1.0)
+    assert (done.ended, done.exit_code, done.output) == ("time", None, b"on\n")
+    assert 1.0 <= done.seconds < 10
+
+
+def test_deaf_to_signals(isolation: Any) -> None:
+    program = """
+        import signal, time
+        for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
+            signal.signal(number, signal.SIG_IGN)
+        while True: time.sleep(1)
+    """
+    assert ran(program, isolation, seconds=1.0).ended == "time"
+
+
+def test_memory_hog(isolation: Any) -> None:
+    done = ran("try:\n x = bytearray(2**30)\nexcept MemoryError:\n print('no')", isolation, memory_mb=256)
+    assert done.output == b"no\n"
+
+
+def test_gigabytes_of_output_end_it(isolation: Any) -> None:
+    done = ran("import os\nwhile True: os.write(1, b'x' * 65536)", isolation)
+    assert done.ended == "output" and len(done.output) < 2**21
+    noisy = ran("import os\nfor _ in range(200): os.write(2, b'x' * 65536)\nprint('done')", isolation)
+    assert noisy.output == b"done\n" and len(noisy.errors) <= 4096
+
+
+def test_big_files_are_refused(isolation: Any) -> None:
+    program = """
+        import signal
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        try:
+            with open("big", "wb") as file:
+                for _ in range(64): file.write(b"x" * 2**20)
+        except OSError as error:
+            print(error.errno)
+    """
+    assert ran(program, isolation, scratch_mb=4).output in (b"27\n", b"28\n")  # EFBIG, or ENOSPC first
+
+
+def test_the_scratch_folder_is_bounded_as_a_whole(namespaces: str) -> None:
+    program = """
+        try:
+            for n in range(64):
+                with open(f"{n}", "wb") as file: file.write(b"x" * 2**20)
+        except OSError as error:
+            print(error.errno)
+    """
+    assert ran(program, scratch_mb=4).output == b"28\n"  # ENOSPC
+
+
+def test_no_variable_of_ours_is_seen(isolation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "very-secret")
+    assert b"secret" not in ran("import os; print(os.environ)", isolation).output
+
+
+def test_temporary_folders_are_gone_afterwards(isolation: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for program in ("pass", "import os; os.mkdir('d'); open('d/f', 'w'); os.chmod('d', 0)", "while True: pass"):
+        folder = ran(f"import os; print(os.getcwd(), flush=True)\n{program}", isolation, seconds=1.5).output.decode()
+        assert folder.startswith("/tmp")
+        assert folder.strip() == "/tmp" or not Path(folder.strip()).exists()
+
+
+def test_fork_bomb(namespaces: str) -> None:
+    program = """
+        import os, sys
+        children = 0
+        while True:
+            try:
+                if os.fork() == 0: children = 0
+                else: children += 1
+            except BlockingIOError:
+                print("full", flush=True)
+                while True: pass
+    """
+    before = len(psutil.pids())
+    counts: list[int] = []
+    stop = threading.Event()
+
+    def watch() -> None:
+        while not stop.wait(0.1):
+            counts.append(len(psutil.pids()))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    done = ran(program, seconds=1.5, processes=8)
+    stop.set()
+    watcher.join()
+    assert done.ended == "time" and b"full" in done.output
+    assert max(counts) < before + 100  # others come and go; a bomb makes thousands
+
+
+def test_files_of_the_machine_are_neither_seen_nor_written(namespaces: str, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("very-secret")
+    program = f"""
+        import os, sys
+        for path in ({str(secret)!r}, "/etc/shadow", "/proc/1/environ", "/root/.ssh", {str(ROOT / "rewards")!r}):
+            try: print("read", path, os.listdir(path) if os.path.isdir(path) else open(path).read())
+            except OSError: pass
+        for path in ("/usr/evil", "/evil", "/bin/evil", "/dev/evil", os.path.join(sys.prefix, "evil"), {str(secret)!r}):
+            try: open(path, "w").write("x"); print("wrote", path)
+            except OSError: pass
+        for folder in ("/usr/lib", sys.prefix, "/"):
+            try: os.chmod(folder, 0o777); print("changed", folder)
+            except OSError: pass
+        print("end")
+    """
+    assert ran(program).output == b"end\n"
+    assert secret.read_text() == "very-secret"
+
+
+def test_deleting_everything_deletes_nothing(namespaces: str, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.write_text("x")
+    program = f"""
+        import os, shutil, sys
+        for folder in ("/", {str(tmp_path)!r}, sys.prefix, "/usr/bin"):
+            shutil.rmtree(folder, ignore_errors=True)
+        print("end")
+    """
+    assert ran(program).output == b"end\n"
+    assert kept.exists() and Path(sys.executable).exists() and Path("/usr/bin").is_dir()
+
+
+def test_no_network(namespaces: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as abstract:
+        name = f"\0feynrl-test-{os.getpid()}"
+        abstract.bind(name)
+        abstract.listen()
+        port = tcp.getsockname()[1]
+        program = f"""
+            import socket
+            for family, address in ((socket.AF_INET, ("127.0.0.1", {port})), (socket.AF_UNIX, {name!r}),
+                                    (socket.AF_INET, ("10.0.0.1", 80)), (socket.AF_INET6, ("::1", {port}))):
+                try:
+                    socket.socket(family).connect(address); print("connected", address)
+                except OSError as error: print("no")
+        """
+        assert ran(program).output == b"no\n" * 4
+
+
+def test_the_parent_is_out_of_reach(namespaces: str) -> None:
+    program = f"""
+        import os, signal
+        for pid in ({os.getpid()}, os.getppid(), 1, 0, -1):
+            for number in (signal.SIGTERM, signal.SIGUSR1):
+                if pid in (0, -1): signal.signal(number, signal.SIG_IGN)
+                try: os.kill(pid, number)
+                except OSError: pass
+        try: os.kill(1, 9)
+        except OSError: pass
+        print(os.getpid(), flush=True)
+    """
+    done = ran(program)
+    assert (done.ended, done.output) == ("exit", b"2\n")
+
+
+def test_no_way_to_more_privileges(namespaces: str) -> None:
+    program = """
+        import ctypes, os
+        libc = ctypes.CDLL(None, use_errno=True)
+        for flags in (0x10000000, 0x20000, 0x40000000, 0x10020000):
+            print(libc.unshare(flags), end=" ")
+        print(libc.mount(b"none", b"/tmp", b"tmpfs", 0, None), libc.mount(None, b"/", None, 0x20 | 0x1000, None),
+              libc.setuid(0), libc.sethostname(b"evil", 4), libc.chroot(b"/tmp"), os.getuid(), os.geteuid())
+    """
+    assert ran(program).output == b"-1 -1 -1 -1 -1 -1 -1 -1 -1 1000 1000\n"
+
+
+def test_background_processes_do_not_stay(isolation: Any) -> None:
+    marker = f"leftover-{os.getpid()}-{isolation}"
+    program = f"""
+        import subprocess, sys
+        for session in (False, True):
+            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)", {marker!r}], start_new_session=session)
+        print("end")
+    """
+    done = ran(program, isolation)
+    assert (done.ended, done.output) == ("exit", b"end\n")
+    assert not leftovers(marker)
+    ended = ran(textwrap.dedent(program) + "while True: pass\n", isolation, seconds=2.0)
+    assert ended.ended == "time" and not leftovers(marker)
+
+
+def test_all_goes_when_the_scoring_process_is_killed(isolation: Any) -> None:
+    marker = f"orphan-{os.getpid()}-{isolation}"
+    code = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from rewards import sandbox
+program = "import os, time; os.write(2, b'x'); time.sleep(300)"
+sandbox.run([sys.executable, "-I", "-c", program, {marker!r}], {{}}, limits=sandbox.Limits(300), isolation={isolation!r})
+"""
+    scoring = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    end = time.monotonic() + 30
+    while len(leftovers(marker)) < 1 and time.monotonic() < end:
+        time.sleep(0.1)
+    assert leftovers(marker)
+    os.killpg(scoring.pid, signal.SIGKILL)
+    scoring.wait()
+    end = time.monotonic() + 10
+    while leftovers(marker) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not leftovers(marker)
+
+
+def test_a_machine_that_does_not_permit_namespaces_is_refused(tmp_path: Path, namespaces: str) -> None:
+    code = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from rewards.find import check_params
+from rewards.code_execution import code_execution
+open("/proc/sys/user/max_user_namespaces", "w").write("0")
+check_params(code_execution, "reward 'code_execution'", {{"isolation": "limits_only"}})
+check_params(code_execution, "reward 'code_execution'", {{}})
+"""
+    command = ["unshare", "--user", "--map-root-user", sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "ValueError: reward 'code_execution': programs cannot be isolated on this machine" in done.stderr
+    assert "params.isolation: limits_only" in done.stderr.splitlines()[-1]
+
+
+def test_a_command_that_does_not_exist_is_an_error_of_ours(isolation: Any) -> None:
+    with pytest.raises(RuntimeError, match="the sandbox does not stand: No such file"):
+        sandbox.run(["/no/such/python"], {}, isolation=isolation)
+
+
+def answered(program: str, tests: Any, **columns: Any) -> Trajectory:
+    response = f"Here it is:\n```python\n{textwrap.dedent(program)}\n```\n"
+    prompt = Prompt("p/0", [], None, "p", {"tests": tests, **columns})
+    none, floats = np.zeros(0, np.int32), np.zeros(0, np.float32)
+    return Trajectory(prompt, "g", 0, none, none, floats, none, np.zeros(0, bool), none, response=response)
+
+
+def paid(program: str, tests: Any, columns: dict[str, Any] | None = None, **params: Any) -> float:
+    return code_execution(answered(program, tests, **(columns or {})), **{"isolation": "limits_only", **params})
+
+
+ADD = "def add(a, b):\n    return a + b"
+WRONG = "def add(a, b):\n    return a + b + (a > 1)"
+
+
+def test_asserts(isolation: Any) -> None:
+    tests = [
+        "assert add(1, 2) == 3",
+        "assert add(2, 2) == 4",
+        "assert abs(add(1, 1.5) - 2.5) < 1e-6",
+        "assert 3 == add(1, 2)",
+    ]
+    assert paid(ADD, tests, isolation=isolation) == 1.0
+    assert paid(WRONG, tests, isolation=isolation) == 0.75
+    assert paid(WRONG, tests, isolation=isolation, pay="all") == 0.0
+    assert paid(ADD, tests, isolation=isolation, pay="all") == 1.0
+
+
+@pytest.mark.parametrize(
+    "tests", ["assert add(1, 2) == 3\nassert add(2, 2) == 5", '["assert add(1, 2) == 3", "assert add(2, 2) == 5"]']
+)
+def test_asserts_as_text(tests: str) -> None:
+    assert paid(ADD, tests) == 0.5
+
+
+def test_a_test_of_several_statements_is_one() -> None:
+    test = "def check(f):\n    for n in range(5):\n        assert f(n, n) == 2 * n\ncheck(add)"
+    assert paid(ADD, test) == 1.0
+    assert paid(WRONG, test) == 0.0
+
+
+def test_setup_comes_first() -> None:
+    program = "def add(a, b):\n    return int(math.fsum([a, b]))"
+    assert paid(program, "assert add(1, 2) == 3") == 0.0
+    assert paid(program, "assert add(1, 2) == 3", {"setup": "import math"}, setup_column="setup") == 1.0
+
+
+def test_calls_by_name() -> None:
+    tests = {"fn_name": "add", "inputs": [[1, 2], [2, 2]], "outputs": [3, [5]]}
+    assert paid(ADD, tests) == 0.5
+    assert paid("def pair(a): return (a, a)", {"fn_name": "pair", "inputs": [[1]], "outputs": [[1, 1]]}) == 1.0
+
+
+def test_standard_input(isolation: Any) -> None:
+    program = "a, b = map(int, input().split())\nprint(a + b, '')\n"
+    tests = [{"input": "1 2\n", "output": "3\n"}, {"input": "2 2", "output": "4"}, {"input": "x", "output": ""}]
+    assert paid(program, tests, isolation=isolation) == pytest.approx(2 / 3)
+    assert paid(program, {"inputs": ["1 2", "2 2"], "outputs": ["3", "5"]}, isolation=isolation) == 0.5
+
+
+def test_time_is_for_all_tests_together() -> None:
+    started = time.monotonic()
+    program = "n = int(input())\nwhile n > 1: pass\nprint(n)"
+    tests = [{"input": str(n), "output": str(n)} for n in (0, 1, 2, 3, 4, 5, 6)]
+    assert paid(program, tests, seconds=2.0) == pytest.approx(2 / 7)
+    assert time.monotonic() - started < 10
+    calls = ["assert f(0) == 0", "assert f(1) == 1", "assert f(2) == 2", "assert f(0) == 0"]
+    assert paid("def f(n):\n while n > 1: pass\n return n", calls, seconds=1.5) == 0.5
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        'print(\'["word", 0, "3"]\\nPASSED\\nOK\')',
+        'import os\nfor fd in range(64):\n try: os.write(fd, b\'["", 0, "3"]\\n[0, 0, 3]\\n\\xff\\n\')\n except OSError: pass',
+        "import os, sys\nprint('passed'); sys.exit(0)",
+        "import os\nos._exit(0)",
+        "class All:\n def __eq__(self, other): return True\n def __repr__(self): return 'All()'\ndef add(a, b): return All()",
+        "def add(a, b): raise SystemExit(0)",
+        "def add(a, b):\n import os; os._exit(0)",
+        "import builtins\nbuiltins.AssertionError = ZeroDivisionError\nbuiltins.eval = lambda *a: 3\nbuiltins.repr = lambda x: '4'\ndef add(a, b): return 9",
+        "def add(a, b):\n x = []\n for _ in range(10**5): x = [x]\n return x",
+        "def add(a, b): return '3'",
+        "import sys\nsys.modules['json'].dumps = None\ndef add(a, b): return 3",
+        "syntax error",
+        "",
+    ],
+)
+def test_forged_passes_are_not_paid(program: str) -> None:
+    assert paid(program, ["assert add(1, 2) == 3"]) == 0.0
+
+
+def test_what_is_run() -> None:
+    assert find_program("```python\na\n```\ntext\n```py\nb\n```\n```bash\nls\n```") == "b\n"
+    assert find_program("```\na\n```") == "a\n"
+    assert find_program("  ```python\n  a\n  ```") == "  a\n"
+    assert find_program("```python\na\n") is None
+    assert find_program("```\na\n```\n```python\nb") == "a\n"
+    assert find_program("no code") is None
+    assert code_execution(answered("", "assert True"), isolation="limits_only", take="response") == 0.0
+
+
+def test_tests_are_read() -> None:
+    assert read_cases([{"input": "1", "output": 2}], "p") == [StdinCase("1", "2")]
+    assert read_cases(np.array(["assert f(1) == 2"]), "p") == [ValueCase("f(1)", 2)]
+    assert read_cases("assert f() is None", "p") == [ValueCase("f()", None, same=True)]
+    assert read_cases("assert f(1) == g(2)", "p") == [CodeCase("assert f(1) == g(2)")]
+    assert not ValueCase("f()", True, same=True).passes("1") and ValueCase("f()", 1).passes("True")
+
+
+@pytest.mark.parametrize(
+    ("tests", "said"),
+    [
+        (None, "there is none"),
+        ([], "there is no test"),
+        ("", "there is no test"),
+        ("[1,", "begin like JSON"),
+        ("assert (", "not Python"),
+        ([3], "a test is '3'"),
+        ({"input": "x"}, "a test is"),
+        ({"inputs": ["x"], "outputs": []}, "1 inputs and 0 outputs"),
+        ([{"input": "", "output": ""}, "assert f()"], "a row has one kind"),
+    ],
+)
+def test_bad_tests_name_the_row(tests: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=f"prompt p/0, column tests: .*{said}"):
+        paid(ADD, tests)
+
+
+@pytest.mark.parametrize("params", [{"isolation": "none"}, {"seconds": 0}, {"take": "all"}, {"processes": 0}])
+def test_bad_params(params: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"reward 'code_execution': params\."):
+        check_params(code_execution, "reward 'code_execution'", {"isolation": "limits_only", **params})
