@@ -54,7 +54,13 @@ class Weights:
 
 
 def weights(method: PolicyMethod, points: Sequence[float] | None = None) -> Weights:
-    """How the method weighs grad log pi at each point. Sums over the step are those of these tokens alone."""
+    """How the method weighs grad log pi at each point. Sums over the step are those of these tokens alone.
+
+    Raises:
+        ValueError: the method learns from data of no known kind.
+    """
+    if method.data not in KINDS:
+        raise ValueError(f"{type(method).__name__}.data is '{method.data}'; it must be one of {', '.join(KINDS)}")
     seen: dict[str, Tensor] = {}
 
     def watched(t: PolicyTokens) -> TokenLoss:

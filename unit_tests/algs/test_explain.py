@@ -172,6 +172,13 @@ def test_every_method_is_explained(name):
     assert ("ess over the tokens of this table: 0.457" in text) == (name == "p3o")
 
 
+def test_an_unknown_kind_of_data_is_refused():
+    """A method whose `data` is misspelt is told what there is."""
+    misspelt = type("Misspelt", (Doubled,), {"data": "pair"})
+    with pytest.raises(ValueError, match="Misspelt.data is 'pair'; it must be one of prompts, pairs"):
+        weights(misspelt(misspelt.Params()))
+
+
 def test_parameters_are_set():
     """--set changes the table: the cap is the largest weight, dual clip ends the slope of punished tokens."""
     assert weights(built("cispo", ["ratio_cap=3"])).curves["A = +1"].max().item() == pytest.approx(3)
