@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from orchestration.metrics import PHASES
+from orchestration.metric_definitions import PHASES
 from orchestration.run_directory import read_metrics
 
 

@@ -23,6 +23,7 @@ from configs.schema import EvalConfig, RLConfig
 
 if TYPE_CHECKING:
     from algs.method import PolicyMethod
+    from configs.supervised import SLConfig
 
 Config = TypeVar("Config", bound=Block)
 Problems = list[tuple[yaml_text.Location, str]]
@@ -138,6 +139,6 @@ def method_for(config: RLConfig) -> PolicyMethod:
     return algorithm.built(config.algorithm)
 
 
-def run_directory(config: RLConfig | EvalConfig) -> Path:
+def run_directory(config: RLConfig | SLConfig | EvalConfig) -> Path:
     """<run.dir>/<run.name>."""
     return Path(config.run.dir) / config.run.name

@@ -71,7 +71,10 @@ def sl_problems(config: SLConfig) -> Iterator[rules.Problem]:
             f"{', '.join(name for name, entry in algorithm.listed().items() if not entry.has_advantages)}",
         )
     if method.data == "pairs" and not train.share_prompts:
-        yield "train.share_prompts", "must be true for pairs: chosen and rejected share their prompt and one forward pass"
+        yield (
+            "train.share_prompts",
+            "must be true for pairs: chosen and rejected share their prompt and one forward pass",
+        )
     if method.data == "pairs" and config.objective.aggregation not in (None, "prompt_mean"):
         yield (
             "objective.aggregation",

@@ -22,7 +22,8 @@ from typing import Any
 import yaml
 
 from eval.curve import write_curve_svg
-from orchestration.metrics import PHASES, Metric, definition, metric_order
+from orchestration.metric_definitions import PHASES, Metric
+from orchestration.metrics import definition, metric_order
 from orchestration.run_directory import (
     CONFIG,
     ENVIRONMENT,

@@ -17,12 +17,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from configs.block import Block
 from configs.load import ConfigError, load, run_directory, to_yaml
 from configs.messages import model_of
-from configs.schema import Block
+from configs.supervised import SLConfig
+from orchestration.launch import is_first_rank
 
 if TYPE_CHECKING:
-    from orchestration.preflight import Checked
     from orchestration.run_directory import RunDirectory
 
 Config = TypeVar("Config", bound=Block)
@@ -33,7 +34,7 @@ def main(
     program: str,
     schema: type[Config],
     example: str,
-    run: Callable[[Config, Checked, RunDirectory], None],
+    run: Callable[[Config, Any, RunDirectory], None],
     arguments: Sequence[str] | None = None,
 ) -> int:
     """Parse, check, run; returns the exit code.
@@ -51,40 +52,57 @@ def main(
         config = load(given.config, schema, given.set, given.run_dir)
         checked = _checked(config)
         if given.dry_run:
-            from orchestration.plan import print_plan
-
-            print_plan(config, checked)  # type: ignore[arg-type]
+            _print_plan(config, checked)
             return 0
         directory = _made_run_directory(config)
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        if is_first_rank():  # all ranks find the same mistakes
+            print(f"error: {error}", file=sys.stderr)
         return MISTAKEN
     except KeyboardInterrupt:
         print("interrupted before the run began; nothing was written", file=sys.stderr)
         return INTERRUPTED
-    for warning in checked.warnings:
+    for warning in checked.warnings if is_first_rank() else ():
         print(f"warning: {warning}", file=sys.stderr)
     return _ended(run, config, checked, directory)
 
 
-def _checked(config: Any) -> Checked:
+def _checked(config: Any) -> Any:
     """Preflight, with the libraries' chatter kept off the screen."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if isinstance(config, SLConfig):
+        from orchestration.supervised_preflight import supervised_preflight
+
+        return supervised_preflight(config)
     from orchestration.preflight import preflight
 
     return preflight(config)
 
 
+def _print_plan(config: Any, checked: Any) -> None:
+    from orchestration.plan import print_plan, print_sections
+
+    if not isinstance(config, SLConfig):
+        print_plan(config, checked)
+    elif is_first_rank():
+        from orchestration.supervised_preflight import plan_sections
+
+        sections, of_what = plan_sections(config, checked), f"{run_directory(config)} ({config.algorithm.name})"
+        print_sections(sections, of_what, checked.warnings)
+
+
 def _made_run_directory(config: Any) -> RunDirectory:
     from orchestration.run_directory import RunDirectory
 
+    if not is_first_rank():
+        return RunDirectory(run_directory(config), run_id="")  # the first rank makes it; the others write logs only
     try:
         return RunDirectory.create(run_directory(config), to_yaml(config), seeds={"run": config.run.seed})
     except (ValueError, OSError) as error:
         raise ConfigError(f"run.dir: {error}") from error
 
 
-def _ended(run: Callable[..., None], config: Any, checked: Checked, directory: RunDirectory) -> int:
+def _ended(run: Callable[..., None], config: Any, checked: Any, directory: RunDirectory) -> int:
     """Run the job; whatever ends it early becomes one line and an exit code, the traceback goes to the driver's log."""
     try:
         run(config, checked, directory)
@@ -154,7 +172,7 @@ def _teaching(program: str, schema: type[Block], example: str) -> str:
 
         lines += ["", "methods (algorithm.name; or your own, my_lab.my_loss:Mine):"]
         for name, method in listed().items():
-            if method.has_advantages:
+            if method.has_advantages == (schema is not SLConfig):
                 lines += _entry(name, method.summary)
     lines += ["", "docs: README.md to begin, docs/CONFIG.md for every key, docs/ARCHITECTURE.md for how it works"]
     return "\n".join(lines)

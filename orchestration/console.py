@@ -163,10 +163,18 @@ def _figures(metrics: Mapping[str, float], accuracy: float | None) -> list[str]:
     figures = []
     if "reward/mean" in metrics:
         figures.append(f"reward {metrics['reward/mean']:.3f}")
+    elif (
+        "train/loss" in metrics and "rollout/responses" not in metrics
+    ):  # in reinforcement learning its size says little
+        figures.append(f"loss {metrics['train/loss']:.4f}")
+    if "eval/loss" in metrics:
+        figures.append(f"held-out loss {metrics['eval/loss']:.4f}")
     if accuracy is not None:
         figures.append(f"held-out {accuracy:.3f}")
     if "rollout/response_tokens" in metrics:
         figures.append(f"response {metrics['rollout/response_tokens']:.1f} tokens")
+    elif "train/tokens_per_second" in metrics:
+        figures.append(f"{metrics['train/tokens_per_second']:,.0f} tokens/s")
     if "rollout/tokens_per_second" in metrics:
         figures.append(f"{metrics['rollout/tokens_per_second']:,.0f} tokens/s")
     return figures

@@ -13,18 +13,18 @@ from rich.table import Table
 from configs.block import Named
 from configs.components import aggregation_for
 from configs.load import method_for, run_directory
+from configs.lora import Lora
 from configs.schema import EvalConfig, RLConfig
 from orchestration.memory_estimate import shown
 from orchestration.preflight import Checked
 
 Row = tuple[str, str]
+Section = tuple[str, Iterable[Row]]
 
 
 def print_plan(config: RLConfig | EvalConfig, checked: Checked, console: Console | None = None) -> None:
     """Print the resolved plan of a checked job. Writes no file."""
-    if console is None:
-        console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
-    sections = [
+    sections: list[Section] = [
         ("model", model_rows(config, checked)),
         ("objective", objective_rows(config) if isinstance(config, RLConfig) else ()),
         ("devices", device_rows(config, checked)),
@@ -33,6 +33,14 @@ def print_plan(config: RLConfig | EvalConfig, checked: Checked, console: Console
         ("memory, estimated", memory_rows(config, checked)),
         ("files", file_rows(config)),
     ]
+    what = config.algorithm.name if isinstance(config, RLConfig) else "evaluation"
+    print_sections(sections, f"{run_directory(config)} ({what})", checked.warnings, console)
+
+
+def print_sections(sections: list[Section], of_what: str, warnings: list[str], console: Console | None = None) -> None:
+    """Print a plan: sections of rows, then the warnings."""
+    if console is None:
+        console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(style="dim", no_wrap=True)
@@ -41,9 +49,8 @@ def print_plan(config: RLConfig | EvalConfig, checked: Checked, console: Console
         for index, (name, value) in enumerate(rows):
             table.add_row(title if index == 0 else "", name, value)
         table.add_section()
-    notes = [f"[yellow]warning[/]: {text}" for text in checked.warnings] or ["no warnings"]
-    what = config.algorithm.name if isinstance(config, RLConfig) else "evaluation"
-    title = f"plan of {run_directory(config)} ({what}); nothing was started or written"
+    notes = [f"[yellow]warning[/]: {text}" for text in warnings] or ["no warnings"]
+    title = f"plan of {of_what}; nothing was started or written"
     console.print(Panel(Group(table, "", *notes), title=title, title_align="left", border_style="dim"))
 
 
@@ -52,8 +59,22 @@ def model_rows(config: RLConfig | EvalConfig, checked: Checked) -> Iterable[Row]
     yield "path", config.model.path
     yield "kind", f"{model.architecture}, {model.parameters:,} parameters, {config.model.dtype} compute"
     if isinstance(config, RLConfig):
+        if config.lora is not None and checked.adapter is not None:
+            yield "adapter", adapter_row(config.lora, checked)
         params = ", ".join(f"{key} {value}" for key, value in config.algorithm.params.items())
         yield "algorithm", f"{config.algorithm.name}{f' ({params})' if params else ''}"
+
+
+def adapter_row(lora: Lora, checked: Checked) -> str:
+    """What LoRA trains, and what that saves."""
+    assert checked.adapter is not None
+    trained, whole = checked.adapter.parameters, checked.model.parameters
+    begins = f", begins as {lora.adapter}" if lora.adapter else ""
+    return (
+        f"LoRA of rank {lora.rank} on {checked.adapter.matrices} matrices: {trained:,} trained parameters "
+        f"({trained / whole:.1%} of the model's), {shown(checked.memory.saved_by_adapter)} less per trainer rank than training "
+        f"every weight{begins}; engines take the {lora.sync if lora.sync == 'adapter' else 'merged model'}"
+    )
 
 
 def objective_rows(config: RLConfig) -> Iterable[Row]:

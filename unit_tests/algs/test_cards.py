@@ -14,7 +14,8 @@ from configs.schema import RLConfig
 from configs.supervised import SLConfig
 from eval import method_cards, method_plot, method_tests
 from eval.method_cards import BEGIN, PAGES
-from orchestration.metrics import METRICS, definition
+from orchestration.metric_definitions import METRICS
+from orchestration.metrics import definition
 
 PAGED = method_cards.names()
 FROM_REWARDS = method_cards.names({"prompts"})

@@ -1,0 +1,38 @@
+"""Supervised and preference learning of a language model: python main_sl.py --config configs/sft.yaml (--help explains).
+
+One process, or one per rank: torchrun --nproc_per_node 2 main_sl.py --config configs/sft.yaml
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+# Before torch is imported: threads that sleep while they wait, and no more of them than this rank's share of the cores.
+_CORES = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _CORES)))
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+from configs.supervised import SLConfig
+from orchestration.command_line import main
+
+if TYPE_CHECKING:
+    from orchestration.run_directory import RunDirectory
+    from orchestration.supervised_preflight import SLChecked
+
+
+def run(config: SLConfig, checked: SLChecked, directory: RunDirectory) -> None:
+    from eval.report import LiveReport, write_report  # late: --help, --dry-run and bad input need no DeepSpeed
+    from orchestration.launch import is_first_rank
+    from orchestration.supervised import run_sl
+
+    try:
+        run_sl(config, checked, directory, LiveReport())
+    finally:
+        if is_first_rank():
+            write_report(directory.path)  # also of a run that failed or was interrupted
+
+
+if __name__ == "__main__":
+    sys.exit(main("main_sl.py", SLConfig, "configs/sft.yaml", run))

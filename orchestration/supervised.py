@@ -1,0 +1,183 @@
+"""The loop of supervised and preference learning: one process per rank, the same trainer as reinforcement learning.
+
+Every rank reads the same examples in the same order, packs the whole batch the same way and takes its own part, so that
+nothing but gradients and sums goes between ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
+
+from configs.supervised import SLConfig
+from data_feeds.packing import MicroBatch
+from orchestration.clock import StepClock
+from orchestration.console import Console
+from orchestration.demonstrations import Packing
+from orchestration.launch import is_first_rank, join_ranks
+from orchestration.logs import captured_output
+from orchestration.metrics import Tally
+from orchestration.nonfinite import NonFiniteError, not_finite_message, skipped_warning
+from orchestration.reference_store import reference_logprobs
+from orchestration.run_directory import RunDirectory, checkpoints
+from orchestration.supervised_preflight import SLChecked
+from orchestration.trainer_settings import TrainerSettings
+
+
+def run_sl(config: SLConfig, checked: SLChecked, run: RunDirectory, write_report: Callable[[Path], Path]) -> None:
+    """Train for the configured steps. What is worth keeping is in the run directory.
+
+    Raises: NonFiniteError when too many updates in a row held an Inf or NaN; there is a checkpoint from before them.
+    """
+    rank, ranks = join_ranks()
+    with ExitStack() as stack:
+        screen = stack.enter_context(captured_output(run.log_path(f"rank_{rank}")))
+        console = stack.enter_context(Console(config.run.name, checked.steps, screen)) if is_first_rank() else None
+        job = SLJob(config, checked, run, console, rank, ranks)
+        stack.callback(job.close)
+        for step in range(checked.steps + 1):
+            if step > 0:
+                job.train(step)
+            if step == 0 or due(step, config.eval.every, checked.steps):
+                job.evaluate()
+            if step > 0 and due(step, config.checkpoint.every, checked.steps):
+                job.checkpoint(step)
+            job.record(step)
+            if is_first_rank():
+                write_report(run.path)
+        if console is not None:
+            console.summary("done", job.closing())
+    torch.distributed.barrier()
+
+
+def due(step: int, every: int, steps: int) -> bool:
+    """Whether something is done after this step: every so often (0: never), and at the end."""
+    return step == steps or (every > 0 and step % every == 0)
+
+
+class SLJob:
+    """One rank's part of the job."""
+
+    def __init__(
+        self, config: SLConfig, checked: SLChecked, run: RunDirectory, console: Console | None, rank: int, ranks: int
+    ) -> None:
+        from orchestration.trainer import Trainer  # late: DeepSpeed
+
+        self.config, self.run, self.console, self.rank, self.ranks = config, run, console, rank, ranks
+        self.feed, self.method = checked.feed, checked.method
+        self.clock, self.tally = StepClock(), Tally()
+        self.packing = Packing(config, checked.method, ranks)
+        self.counted: dict[str, float] = {}  # by the feed, up to the batch that was trained on
+        self.losses: list[float] = []  # held-out, in order
+        with self._phase("starting the trainer", "train"):
+            self.trainer = Trainer(trainer_settings(config, checked, run), checked.method, checked.device)
+        if "ref_logprobs" in checked.method.needs() and config.objective.reference == "precomputed":
+            with self._phase("reference log-probabilities", "train"):
+                examples = [*self.feed.all_training(), *self.feed.heldout]
+                self.packing.reference = reference_logprobs(examples, self.trainer, self.packing, config, console)
+        self.ahead = ThreadPoolExecutor(max_workers=1, thread_name_prefix="feed")
+        self.next_batch = self._prefetch()
+
+    def _prefetch(self) -> Future[tuple[list[MicroBatch], dict[str, float]]]:
+        """The next batch, tokenised and packed while the current one trains, and what the feed counts with it."""
+
+        def made() -> tuple[list[MicroBatch], dict[str, float]]:
+            batches = self.packing.of(self.feed.sampler.next(self.config.train.batch_size))[self.rank]
+            return batches, self.feed.sampler.metrics()
+
+        return self.ahead.submit(made)
+
+    def train(self, step: int) -> None:
+        """One optimizer step. Raises: NonFiniteError."""
+        with self._phase("waiting for data", "data"):
+            batches, self.counted = self.next_batch.result()
+            self.next_batch = self._prefetch()
+        with self._phase("train", "train"):
+            tally = self.trainer.step([self._with_reference(batches)], step)
+        self.tally.merge(tally)
+        if self.trainer.skipped_in_a_row and self.console is not None:
+            self.console.warning(skipped_warning(step, self.trainer.skipped_in_a_row, self.run))
+        if self.trainer.skipped_in_a_row >= self.config.train.max_skipped_in_a_row:
+            self.checkpoint(step)
+            raise NonFiniteError(not_finite_message(step, self.trainer.skipped_in_a_row, self.run))
+
+    def _with_reference(self, batches: list[MicroBatch]) -> list[MicroBatch]:
+        """The micro-batches with the reference's log-probabilities, where a second model is asked for them."""
+        if "ref_logprobs" not in self.method.needs() or self.packing.reference is not None:
+            return batches
+        columns = self.trainer.frozen(batches, ["ref_logprobs"])
+        return [batch.with_columns(own) for batch, own in zip(batches, columns, strict=True)]
+
+    def evaluate(self) -> None:
+        """Loss and metrics over the held-out examples, exactly: one denominator for all of them."""
+        if not self.feed.heldout:
+            return
+        with self._phase("evaluate", "eval"):
+            batches = self._with_reference(self.packing.of(self.feed.heldout)[self.rank])
+            self.tally.merge(self.trainer.evaluate(batches))
+
+    def checkpoint(self, step: int) -> None:
+        """Write the model in Hugging Face format; older checkpoints of this run make room. A collective."""
+        with self._phase("checkpoint", "checkpoint"):
+            if is_first_rank():
+                with self.run.checkpoint(step) as folder:
+                    self.trainer.save(folder)
+                self.run.prune_checkpoints(self.config.checkpoint.keep)
+            else:
+                self.trainer.save(self.run.path)  # takes part in gathering, writes nothing
+
+    def record(self, step: int) -> None:
+        """Bring the ranks' tallies together, write the step's line and begin the next step."""
+        parts: list[Tally | None] = [None] * self.ranks
+        torch.distributed.all_gather_object(parts, self.tally)
+        metrics = {**Tally.merged(part for part in parts if part is not None).means(), **self.clock.lap()}
+        self.tally = Tally()
+        if "eval/loss" in metrics:
+            self.losses.append(metrics["eval/loss"])
+        if is_first_rank():
+            if metrics.get("time/train_seconds", 0) > 0 and "train/tokens" in metrics:
+                metrics["train/tokens_per_second"] = metrics["train/tokens"] / metrics["time/train_seconds"]
+            metrics.update({f"data/{name}": value for name, value in self.counted.items()})
+            self.run.write_metrics(step, metrics)
+            assert self.console is not None
+            self.console.step(step, metrics)
+
+    def closing(self) -> dict[str, str | Path]:
+        """What the last words say."""
+        rows: dict[str, str | Path] = {}
+        if self.losses:
+            rows["held-out loss"] = f"{self.losses[0]:.4f} before, {self.losses[-1]:.4f} after"
+        return {**rows, "report": self.run.report_path, "checkpoint": checkpoints(self.run.path)[-1]}
+
+    def close(self) -> None:
+        self.ahead.shutdown(wait=False, cancel_futures=True)
+
+    @contextmanager
+    def _phase(self, shown: str, name: str) -> Iterator[None]:
+        with ExitStack() as stack:
+            if self.console is not None:
+                stack.enter_context(self.console.phase(shown))
+            stack.enter_context(self.clock.phase(name))
+            yield
+
+
+def trainer_settings(config: SLConfig, checked: SLChecked, run: RunDirectory) -> TrainerSettings:
+    """What the trainer is told: the temperature of supervised learning is 1, a value head shares the trunk."""
+    from configs.objective import Critic, Objective
+
+    return TrainerSettings(
+        model=config.model,
+        train=config.train,
+        temperature=1.0,
+        seed=config.run.seed,
+        total_updates=checked.steps,
+        objective=Objective(aggregation=config.objective.aggregation),
+        critic=Critic(kind="shared"),
+        replay_folder=str((run.path / "replay").resolve()),
+        replay_steps=tuple(config.replay.steps),
+        replay_keep=config.replay.keep,
+    )
