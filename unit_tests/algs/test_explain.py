@@ -175,7 +175,7 @@ def test_every_method_is_explained(name):
 def test_an_unknown_kind_of_data_is_refused():
     """A method whose `data` is misspelt is told what there is."""
     misspelt = type("Misspelt", (Doubled,), {"data": "pair"})
-    with pytest.raises(ValueError, match="Misspelt.data is 'pair'; it must be one of prompts, pairs"):
+    with pytest.raises(ValueError, match=r"Misspelt\.data is 'pair'; it must be one of prompts, pairs"):
         weights(misspelt(misspelt.Params()))
 
 
