@@ -57,9 +57,7 @@ def prepare(order: Order, plan: Sequence[Step]) -> Path:
         card = _write(order, plan, located, partial_out)
         text = json.dumps(card, indent=2, ensure_ascii=False) + "\n"
         (partial_out / CARD).write_text(text, encoding="utf-8")
-        if order.out.exists():
-            shutil.rmtree(order.out)
-        partial_out.rename(order.out.absolute())
+        _replace(order.out.absolute(), partial_out)
     finally:
         shutil.rmtree(partial_out, ignore_errors=True)
     for name, output in card["outputs"].items():
@@ -67,6 +65,16 @@ def prepare(order: Order, plan: Sequence[Step]) -> Path:
     for reason, count in card["dropped"].items():
         print(f"  left out: {count:,} rows: {reason}")
     return order.out
+
+
+def _replace(out: Path, made: Path) -> None:
+    """Put the finished folder in its place; what was there stays beside it until then."""
+    old = out.with_name(f".{out.name}.replaced")
+    shutil.rmtree(old, ignore_errors=True)
+    if out.exists():
+        out.rename(old)
+    made.rename(out)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _is_there(order: Order) -> bool:

@@ -19,9 +19,10 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from configs.schema import Source
+from configs.source import Source
 from data_feeds.sources import read_source
 from data_prep.recipe import TEXT, Generated, Row
 from data_prep.writing import digest
@@ -136,7 +137,7 @@ def _params(options: argparse.Namespace, level: int | None) -> Row:
 
 def _literal(value: Row, task: str) -> str:
     """Text that `ast.literal_eval` reads back as equal. Raises ValueError when there is none."""
-    text = repr(value)
+    text = repr(_plain(value))
     try:
         same = ast.literal_eval(text) == value
     except (ValueError, SyntaxError):
@@ -146,6 +147,15 @@ def _literal(value: Row, task: str) -> str:
             f"--task {task}: its rows hold objects that cannot be written to a file; use data.sources instead"
         )
     return text
+
+
+def _plain(value: Any) -> Any:
+    """The same value with Python's own numbers and texts in place of numpy's."""
+    if isinstance(value, dict):
+        return {_plain(key): _plain(cell) for key, cell in value.items()}
+    if type(value) in (list, tuple, set):
+        return type(value)(map(_plain, value))
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _json_object(text: str) -> Row:

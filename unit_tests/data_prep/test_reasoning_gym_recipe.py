@@ -10,7 +10,8 @@ import pytest
 import reasoning_gym
 from pyarrow import parquet
 
-from configs.schema import Data, Source
+from configs.schema import Data
+from configs.source import Source
 from data_feeds.prompts import load_prompts
 from data_prep.__main__ import main
 from data_prep.tiny_sorter import make_tokenizer
@@ -35,6 +36,7 @@ def make(folder: Path, *arguments: object) -> list[dict[str, Any]]:
         ("family_relationships", "1"),
         ("graph_color", "0"),  # any of many answers is right: there is none in the column
         ("arc_1d", "0"),
+        ("knights_knaves", "1"),  # numpy's texts
         ("rearc", "1"),  # compares with tuples
         ("acre", ""),  # no curriculum
     ],

@@ -12,21 +12,23 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from configs.schema import Data, Source
-from data_feeds.chat import render_chat
+from configs.schema import Data
+from configs.source import Source
+from configs.supervised_data import SLData
+from data_feeds.chat import load_tokenizer
+from data_feeds.example_rows import Kind
 from data_feeds.prompts import load_prompts
+from data_feeds.supervised_feed import load_feed
 from data_prep.__main__ import main
 from data_prep.recipe import BadRow
 from data_prep.recipes.hh_rlhf import transcript
-from data_prep.tiny_sorter import make_tokenizer
+from unit_tests.data_feeds.chat_families import CHATML, IM, SMOLLM2, byte_level
 from unit_tests.data_prep import hub_copies
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    made = make_tokenizer()
-    made.chat_template = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}<assistant>"
-    return made
+    return byte_level(CHATML, *IM)
 
 
 @pytest.fixture
@@ -55,6 +57,13 @@ def prompts_of(path: Path, tokenizer: Any) -> list[Any]:
         Data(sources=[Source(file=str(path))], heldout_fraction=0.5, split_by="row", max_prompt_tokens=4096), tokenizer
     )
     return sorted(sets.train + sets.heldout, key=lambda p: int(p.prompt_id.rpartition("/")[2]))
+
+
+def learned(path: Path, tokenizer: Any, kind: Kind, **columns: str) -> list[list[str]]:
+    """What a supervised job learns from each row: the texts of its responses, end tokens included."""
+    data = SLData(sources=[Source(file=str(path), **columns)], heldout_fraction=0, bad_rows="error")
+    feed = load_feed(data, kind, tokenizer, 0)
+    return [[tokenizer.decode(t.token_ids[t.is_action]) for t in example] for example in feed.all_training()]
 
 
 def test_gsm8k(made: Any, tmp_path: Path, tokenizer: Any) -> None:
@@ -87,6 +96,18 @@ def test_gsm8k(made: Any, tmp_path: Path, tokenizer: Any) -> None:
         (row["question"], row["answer"].split()[-1]) for row in hub_copies.GSM8K_TEST
     ]
     assert prompts[0].columns == {"solution": "Twice 1."}
+
+
+@pytest.mark.skipif(not SMOLLM2.is_dir(), reason="the model is made by `python -m data_prep.smollm2`")
+def test_a_written_file_is_read_with_the_tokenizer_of_the_default_job(made: Any, tmp_path: Path) -> None:
+    found = made("gsm8k", hub_copies.gsm8k(tmp_path / "hub"))
+    tokenizer = load_tokenizer(str(SMOLLM2))
+    prompts = prompts_of(found["folder"] / "train.parquet", tokenizer)
+    assert [p.messages[0]["content"] for p in prompts] == [row["prompt"] for row in found["train"][:3]]
+    solutions = learned(found["folder"] / "test.parquet", tokenizer, "demonstrations", answer_column="solution")
+    assert [[text.removesuffix("<|im_end|>") for text in row] for row in solutions] == [
+        [row["solution"]] for row in found["test"]
+    ]
 
 
 def test_deepscaler(made: Any, tmp_path: Path, tokenizer: Any) -> None:
@@ -144,10 +165,10 @@ def test_hh_rlhf(made: Any, tmp_path: Path, tokenizer: Any) -> None:
         12: "not a JSON object",
         13: "broken text",
     }
-    # What a preference feed does with a row: the prompt renders, and so does each reply after it.
-    for row in found["train"]:
-        prompt = render_chat(tokenizer, row["prompt"])
-        assert render_chat(tokenizer, row["prompt"] + row["chosen"])[: len(prompt) - 1] == prompt[:-1]
+    assert learned(found["folder"] / "train.parquet", tokenizer, "pairs")[:2] == [
+        ["Eight minutes. 🥚<|im_end|>", "No.<|im_end|>"],
+        ["Good<|im_end|>", "Bad<|im_end|>"],
+    ]
 
 
 @given(
@@ -207,7 +228,10 @@ def test_dolci_sft(made: Any, tmp_path: Path, tokenizer: Any) -> None:
         (second, 4): "'messages' holds no messages",
         (second, 5): "'messages' holds no messages",
     }
-    assert render_chat(tokenizer, [{k: m[k] for k in ("role", "content")} for m in hello["messages"]])
+    assert learned(found["folder"] / "train.parquet", tokenizer, "demonstrations", messages_column="messages") == [
+        ["Hello<|im_end|>"],
+        ["<|im_end|>Sunny ☀<|im_end|>"],
+    ]
 
 
 def test_dolci_dpo_and_rl(made: Any, tmp_path: Path, tokenizer: Any) -> None:
@@ -221,6 +245,7 @@ def test_dolci_dpo_and_rl(made: Any, tmp_path: Path, tokenizer: Any) -> None:
             "prompt_id": "1",
         }
     ]
+    assert learned(pairs["folder"] / "train.parquet", tokenizer, "pairs") == [["good<|im_end|>", "bad<|im_end|>"]]
     assert sorted(pairs["bad"].values()) == [
         "chosen and rejected differ before their last message",
         "nothing was asked before the reply",
