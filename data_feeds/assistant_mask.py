@@ -68,6 +68,10 @@ def tokenize_chat(tokenizer: Any, messages: Messages, first: int = 0) -> ChatTok
     text, turns = find_turns(tokenizer, messages, first)
     if not turns:
         raise ValueError("the chat has no assistant turn to learn")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the chat holds half a character (a lone surrogate), which is no text: {error}") from error
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     ids = np.asarray(encoded["input_ids"], dtype=np.int32)
     starts, ends = np.asarray(encoded["offset_mapping"], dtype=np.int64).reshape(-1, 2).T
