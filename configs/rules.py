@@ -15,6 +15,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from configs.objective_rules import objective_problems, objective_warnings
 
 if TYPE_CHECKING:
+    from configs.lora import Lora
     from configs.schema import EvalConfig, RLConfig
     from configs.training import Optimization
 
@@ -67,6 +68,7 @@ def rl_problems(config: RLConfig) -> Iterator[Problem]:
     yield from _schedule(config)
     yield from _lengths(config)
     yield from objective_problems(config)
+    yield from merged_problems(config.checkpoint.merged, config.lora)
     yield from _reward_parts(config.reward)
     yield from deepspeed_problems(config.train)
     yield from _engine("rollout.engine", config.rollout.engine)
@@ -76,6 +78,11 @@ def rl_problems(config: RLConfig) -> Iterator[Problem]:
             f"{config.eval.samples_per_prompt} greedy responses to one prompt are all the same; "
             "use 1, or an eval.temperature above 0",
         )
+
+
+def merged_problems(merged: bool, lora: Lora | None) -> Iterator[Problem]:
+    if merged and lora is None:
+        yield "checkpoint.merged", "there is nothing to merge without lora; leave it out, or add a lora block"
 
 
 def eval_problems(config: EvalConfig) -> Iterator[Problem]:

@@ -13,6 +13,7 @@ from pydantic import Field, field_validator, model_serializer, model_validator
 
 from configs import rules
 from configs.block import Block, Named
+from configs.lora import Lora
 from configs.objective import Critic, Filter, Objective, Replay
 from configs.source import Source
 from configs.training import Train
@@ -226,6 +227,11 @@ class Checkpoint(Block):
 
     every: int = Field(0, ge=0, description="Steps between checkpoints; 0: only at the end.")
     keep: int = Field(2, ge=1, description="Checkpoints kept; older ones that this run made are removed.")
+    merged: bool = Field(
+        False,
+        description="With lora: write the model that base and adapter make, and the adapter in its folder adapter/; "
+        "otherwise the adapter alone.",
+    )
 
 
 class RLConfig(Block):
@@ -237,6 +243,7 @@ class RLConfig(Block):
     algorithm: Algorithm
     objective: Objective = Field(default_factory=Objective)
     critic: Critic = Field(default_factory=Critic)
+    lora: Lora | None = Field(None, description="Train low-rank adapters only; empty: every weight is trained.")
     rollout: Rollout = Field(default_factory=Rollout)
     reward: Reward
     train: Train = Field(default_factory=Train)

@@ -16,6 +16,7 @@ from configs.lora import Lora
 from orchestration.lora import PREFIX, load_adapter, merged, peft_config
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+ADAPTER_FOLDER = "adapter"  # beside a merged model: in its own folder transformers would apply the adapter once more
 BASE = "base_model.json"  # beside PEFT's two files: which weights the adapter belongs to
 BLOCKS, BLOCK_BYTES = 64, 4096
 # What changes an adapter's meaning and is not done here, with the value that means it is off.
@@ -49,7 +50,7 @@ def save_adapter(folder: Path, tensors: dict[str, Tensor], lora: Lora, base_path
 
 
 def read_adapter(folder: str | Path) -> Adapter:
-    """Read an adapter folder.
+    """Read an adapter folder, or the adapter beside a merged checkpoint.
 
     Raises:
         ValueError: it is none, or of a kind that is not plain LoRA.
@@ -57,6 +58,8 @@ def read_adapter(folder: str | Path) -> Adapter:
     from safetensors.torch import load_file
 
     folder = Path(folder)
+    if (folder / ADAPTER_FOLDER / CONFIG).is_file():
+        folder = folder / ADAPTER_FOLDER
     missing = [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]
     if missing:
         raise ValueError(f"{folder} is no adapter in PEFT's format: it lacks {' and '.join(missing)}")
@@ -85,8 +88,15 @@ def start_from(hf_model: Any, lora: Lora, base_path: str) -> None:
     Raises:
         ValueError: there is no adapter, or it does not fit the model or the other settings.
     """
+    adapter = check_start(lora, base_path)
+    if adapter is not None:
+        load_adapter(hf_model, adapter.tensors, str(lora.adapter))
+
+
+def check_start(lora: Lora, base_path: str) -> Adapter | None:
+    """The adapter that `lora.adapter` names, if any. Raises ValueError: as `start_from`, but for the model's layers."""
     if lora.adapter is None:
-        return
+        return None
     adapter = read_adapter(lora.adapter)
     if (adapter.rank, adapter.scale) != (lora.rank, lora.scale):
         raise ValueError(
@@ -94,7 +104,7 @@ def start_from(hf_model: Any, lora: Lora, base_path: str) -> None:
             f"{lora.rank} and scale {lora.scale:g}; set lora.rank, alpha and rank_stabilised as in its {CONFIG}"
         )
     check_base(adapter, base_path, lora.adapter)
-    load_adapter(hf_model, adapter.tensors, lora.adapter)
+    return adapter
 
 
 def check_base(adapter: Adapter, base_path: str, source: str | Path) -> None:
@@ -107,12 +117,17 @@ def check_base(adapter: Adapter, base_path: str, source: str | Path) -> None:
 
 
 def fingerprint(model_path: str) -> str:
-    """Of a model's weight files: their names, sizes and 64 blocks of 4 KiB spread over each. 16 hexadecimal digits."""
+    """Of a model's weight files: their names, sizes and 64 blocks of 4 KiB spread over each. 16 hexadecimal digits.
+
+    Raises ValueError: there is no such folder, and no such model in the hub's local cache."""
     folder = Path(model_path)
     if not folder.is_dir():
         from transformers.utils import cached_file
 
-        folder = Path(cached_file(model_path, "config.json", local_files_only=True)).parent
+        try:
+            folder = Path(cached_file(model_path, "config.json", local_files_only=True)).parent
+        except OSError as error:
+            raise ValueError(f"'{model_path}' is no folder, and as a hub name it is not in the local cache") from error
     digest = hashlib.sha256()
     for file in sorted(p for p in folder.iterdir() if p.suffix in (".safetensors", ".bin")):
         size = file.stat().st_size

@@ -20,6 +20,7 @@ from orchestration.devices import resolve
 from orchestration.placement import placed
 from orchestration.rollout_actor import RolloutGroup
 from orchestration.run_directory import RunDirectory
+from orchestration.sync import synchronise
 from orchestration.trainer_actor import TrainerGroup
 from orchestration.trainer_settings import TrainerSettings
 
@@ -80,6 +81,9 @@ def started_actors(config: RLConfig | EvalConfig, run: RunDirectory, method: Pol
         rollouts, starting = RolloutGroup.create(config, device, run, options[ranks:])
         try:
             ray.get(futures + starting)
+            lora = config.lora if isinstance(config, RLConfig) else None
+            if trainers is not None and lora is not None and lora.adapter is not None:
+                synchronise(trainers, rollouts, version=0)  # engines start from the base
             yield Actors(trainers, rollouts)
         except BaseException:  # an error or Ctrl-C: nobody waits for a step that is under way
             rollouts.abandon()
@@ -101,6 +105,8 @@ def trainer_settings(config: RLConfig, run: RunDirectory) -> TrainerSettings:
         total_updates=config.train.steps * config.train.updates_per_step,
         objective=config.objective,
         critic=config.critic,
+        lora=config.lora,
+        merged_checkpoints=config.checkpoint.merged,
         replay_folder=str((run.path / "replay").resolve()),
         replay_steps=tuple(config.replay.steps),
         replay_keep=config.replay.keep,

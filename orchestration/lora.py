@@ -149,6 +149,16 @@ def adapter_tensors(hf_model: nn.Module, whole: Whole = everything_is_whole) -> 
             yield f"{PREFIX}{name}.lora_B.weight", b.detach()
 
 
+def announced(hf_model: nn.Module, lora: Lora) -> dict[str, Any]:
+    """What goes ahead of an adapter's tensors: PEFT's configuration, as far as an engine needs it, and their number."""
+    matrices = sum(1 for _ in adapted(hf_model))
+    targets = lora.target_modules
+    return {
+        "r": lora.rank, "lora_alpha": lora.alpha, "use_rslora": lora.rank_stabilised, "target_modules": targets,
+        "matrices": matrices,
+    }  # fmt: skip
+
+
 def merged_tensors(hf_model: nn.Module, whole: Whole = everything_is_whole) -> Iterator[tuple[str, Tensor]]:
     """All parameters under the names they have without adapters, adapters merged in; the model stays as it is.
 

@@ -4,11 +4,15 @@ add to it."""
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from configs.schema import EvalConfig, RLConfig
 from orchestration.model_files import ModelFacts
+
+if TYPE_CHECKING:
+    from orchestration.lora import AdapterSize
 
 GIB = 1024**3
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -21,6 +25,7 @@ class SecondModels:
 
     reference: bool = False  # frozen
     critic: bool = False  # trained, with an optimizer of its own
+    adapter: AdapterSize | None = None  # with it the policy's own weights are frozen
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,7 @@ class MemoryEstimate:
     engine: dict[str, int]
     sync: int  # one version of the weights, in shared memory (direct) or on disk
     checkpoints: int  # on disk at the end of the run
+    saved_by_adapter: int = 0  # that a trainer rank would need on top to train every weight
 
     @property
     def trainer_total(self) -> int:
@@ -54,29 +60,43 @@ def estimate(config: RLConfig | EvalConfig, model: ModelFacts, has: SecondModels
     tokens = rollout.prompts_per_step * rollout.responses_per_prompt
     tokens *= config.data.max_prompt_tokens + rollout.max_new_tokens
     kept = min(checkpoint.keep + 1, 1 + config.train.steps // checkpoint.every) if checkpoint.every else 1
+    trainer = _trainer(config, model, width, has)
+    engine = _engine(model, weights, width, tokens // rollout.engines, rollout.engine, device)
+    if config.lora is None or has.adapter is None:
+        return MemoryEstimate(trainer, engine, sync=weights, checkpoints=kept * weights)
+    small, is_merged = has.adapter.parameters * width, config.lora.sync == "merged"
+    every_weight = _trainer(config, model, width, replace(has, adapter=None))
     return MemoryEstimate(
-        trainer=_trainer(config, model, weights, width, has),
-        engine=_engine(model, weights, width, tokens // rollout.engines, rollout.engine, device),
-        sync=weights,
-        checkpoints=kept * weights,
+        trainer,
+        engine if is_merged else {**engine, "adapter": small},
+        sync=weights if is_merged else small,
+        checkpoints=kept * (small + weights * checkpoint.merged),
+        saved_by_adapter=sum(every_weight.values()) - sum(trainer.values()),
     )
 
 
-def _trainer(config: RLConfig, model: ModelFacts, weights: int, width: int, has: SecondModels) -> dict[str, int]:
-    """Per rank: ZeRO 1 shards the optimizer's state, 2 also the gradients, 3 also the weights."""
+def _trainer(config: RLConfig, model: ModelFacts, width: int, has: SecondModels) -> dict[str, int]:
+    """Per rank. The reference of a policy with adapters is that policy without them."""
+    adapter = has.adapter.parameters if has.adapter is not None else None
+    parts = _model_state(config, model.parameters, adapter, width)
+    if has.reference and adapter is None:
+        parts["reference model"] = model.parameters * width
+    if has.critic:
+        parts["critic, with its optimizer"] = sum(_model_state(config, model.parameters, None, width).values())
+    parts["activations, rough"] = _activations(config, model, width)
+    return parts
+
+
+def _model_state(config: RLConfig, parameters: int, adapter: int | None, width: int) -> dict[str, int]:
+    """ZeRO 1 shards the optimizer's state, 2 also the gradients, 3 also the weights."""
     train = config.train
     shards = {stage: train.ranks if train.zero_stage >= stage else 1 for stage in (1, 2, 3)}
-    parts = {"weights": weights // shards[3]}
+    trained = parameters if adapter is None else adapter
+    parts = {"weights": (parameters + (adapter or 0)) * width // shards[3]}
     if width != 4:
-        parts["float32 master weights"] = 4 * model.parameters // shards[1]
-    parts["Adam moments"] = 8 * model.parameters // shards[1]
-    parts["gradients"] = 4 * model.parameters // shards[2]
-    own_state = tuple(parts)
-    if has.reference:
-        parts["reference model"] = weights
-    if has.critic:
-        parts["critic, with its optimizer"] = sum(parts[name] for name in own_state)
-    parts["activations, rough"] = _activations(config, model, width)
+        parts["float32 master weights"] = 4 * trained // shards[1]
+    parts["Adam moments"] = 8 * trained // shards[1]
+    parts["gradients"] = 4 * trained // shards[2]
     return parts
 
 

@@ -22,6 +22,7 @@ from orchestration.model_files import ModelFacts, model_facts
 if TYPE_CHECKING:
     from data_feeds.prompts import PromptSets
     from orchestration.devices import DeviceSpec
+    from orchestration.lora import AdapterSize
 
 T = TypeVar("T")
 SHARED_MEMORY = Path("/dev/shm")
@@ -39,6 +40,7 @@ class Checked:
     prompts: PromptSets
     memory: MemoryEstimate
     warnings: list[str]
+    adapter: AdapterSize | None = None  # of a job with lora
 
 
 def preflight(config: RLConfig | EvalConfig) -> Checked:
@@ -68,19 +70,21 @@ def preflight(config: RLConfig | EvalConfig) -> Checked:
         for index, block in enumerate(config.rollout.filters):
             attempt(check_filter, index, block, config.rollout.responses_per_prompt)
     attempt(check_rollouts, config)
-    prompts = memory = None
+    prompts = memory = adapter = None
     if model is not None:
         attempt(check_model_fits, config, model)
         attempt(check_head_dim, model, device)
         prompts = attempt(load_data, config)
-        memory = estimate(config, model, second_models(config), device.device if device else "cpu")
+        adapter = attempt(check_adapter, config)
+        has = second_models(config, adapter)
+        memory = estimate(config, model, has, device.device if device else "cpu")
         attempt(check_shared_memory, config, memory)
         attempt(check_disk, config, memory)
     if problems:
         raise ConfigError(problems[0] if len(problems) == 1 else "\n  ".join([f"{len(problems)} problems", *problems]))
     assert device is not None and model is not None and prompts is not None and memory is not None
     warnings = [*warnings_for(config), *warnings_about(config, device, prompts, memory)]
-    return Checked(device, model, prompts, memory, warnings)
+    return Checked(device, model, prompts, memory, warnings, adapter)
 
 
 def check_writable(run: Path) -> None:
@@ -215,7 +219,18 @@ def load_data(config: RLConfig | EvalConfig) -> PromptSets:
     return load_prompts(config.data, tokenizer)
 
 
-def second_models(config: RLConfig | EvalConfig) -> SecondModels:
+def check_adapter(config: RLConfig | EvalConfig) -> AdapterSize | None:
+    """What the configured adapter amounts to. Raises ValueError: it does not fit the model, or there is none to start from."""
+    if not isinstance(config, RLConfig) or config.lora is None:
+        return None
+    from orchestration.adapter_files import check_start
+    from orchestration.lora import adapter_size
+
+    check_start(config.lora, config.model.path)
+    return adapter_size(config.model, config.lora)
+
+
+def second_models(config: RLConfig | EvalConfig, adapter: AdapterSize | None) -> SecondModels:
     """What the trainer holds beside the policy under this method and objective."""
     if not isinstance(config, RLConfig):
         return SecondModels()
@@ -223,6 +238,7 @@ def second_models(config: RLConfig | EvalConfig) -> SecondModels:
     return SecondModels(
         reference="ref_logprobs" in needs or config.objective.kl.coef > 0,
         critic="values" in needs and config.critic.kind == "separate",
+        adapter=adapter,
     )
 
 

@@ -119,7 +119,10 @@ def step_askings(prompts: list[Prompt], samples: int, label: str, earlier: Seque
 def engine_arguments(config: RLConfig | EvalConfig, device: DeviceSpec, seed: int) -> dict[str, Any]:
     """What VLLMEngine is constructed with, in either kind of job."""
     block: Rollout | EvalConfig
+    lora_rank = None
     if isinstance(config, RLConfig):
+        if config.lora is not None and config.lora.sync == "adapter":
+            lora_rank = config.lora.rank
         block, sync_method = config.rollout, config.sync.method
         new_tokens = max(config.rollout.max_new_tokens, config.eval.max_new_tokens or 0)
     else:
@@ -134,6 +137,7 @@ def engine_arguments(config: RLConfig | EvalConfig, device: DeviceSpec, seed: in
         "seed": seed,
         "threads": max(1, device.cores // block.engines),
         "trust_remote_code": config.model.trust_remote_code,
+        "lora_rank": lora_rank,
         "engine": block.engine,
     }
 

@@ -19,14 +19,15 @@ from torch import Tensor
 
 from algs.method import PolicyMethod
 from algs.records import PolicyTokens
+from configs.lora import Lora
 from configs.training import Optimization
 from data_feeds.chat import load_tokenizer
 from data_feeds.packing import MicroBatch
-from orchestration.adapter_files import save_adapter
+from orchestration.adapter_files import ADAPTER_FOLDER, save_adapter
 from orchestration.critic import load_critic
 from orchestration.devices import DeviceSpec
 from orchestration.forward import PolicyModel, PreparedBatch, load_policy, to_device
-from orchestration.lora import adapter_tensors, adapters_off, merged_tensors
+from orchestration.lora import adapter_tensors, adapters_off, announced, merged_tensors
 from orchestration.metrics import Tally
 from orchestration.objective import TokenObjective
 from orchestration.saved_step import SavedStep
@@ -270,6 +271,11 @@ class Trainer:
         read = adapter_tensors if only_adapter else merged_tensors
         return read(hf_model, lambda parameters: whole(parameters, train))
 
+    def sent_adapter(self) -> dict[str, Any] | None:
+        """What engines must know to use the adapter that `weights` gives; None when it gives a whole model."""
+        lora = self.settings.lora
+        return announced(self.policy.hf_model, lora) if lora is not None and lora.sync == "adapter" else None
+
     def value_parameters(self) -> dict[str, Tensor]:
         """Parameters of the critic, or of the value head on the trunk; on rank 0, others get an empty dict. A collective."""
         if self._value_module is None:
@@ -292,22 +298,28 @@ class Trainer:
     def _value_module(self) -> torch.nn.Module | None:
         return self.critic.module if self.critic is not None else self.policy.value_head
 
-    def save(self, folder: Path, merged: bool = False) -> None:
+    def save(self, folder: Path) -> None:
         """Write the policy and its tokenizer in Hugging Face format (rank 0 writes; a collective). Of a policy with adapters
-        those alone, in PEFT's format; `merged`: the model they make with the base, and they in folder/adapter."""
-        lora, model, state = self.settings.lora, self.settings.model, {}
-        is_adapter = lora is not None and not merged
-        for name, tensor in self._tensors(only_adapter=is_adapter):
+        those alone, in PEFT's format; with merged checkpoints they go to folder/adapter, and what they make with the base to
+        the folder."""
+        lora, merged = self.settings.lora, self.settings.merged_checkpoints
+        if lora is None or merged:
+            self._save_tensors(folder, None)
+        if lora is not None:
+            self._save_tensors(folder / ADAPTER_FOLDER if merged else folder, lora)
+
+    def _save_tensors(self, folder: Path, lora: Lora | None) -> None:
+        """The whole model, or the adapter alone."""
+        model, state = self.settings.model, {}
+        for name, tensor in self._tensors(only_adapter=lora is not None):
             if self.rank == 0:
                 state[name] = tensor.cpu().clone()
         if self.rank == 0:
-            if lora is not None and is_adapter:
-                save_adapter(folder, state, lora, model.path)
-            else:
+            if lora is None:
                 self.policy.hf_model.save_pretrained(folder, state_dict=state)
+            else:
+                save_adapter(folder, state, lora, model.path)
             load_tokenizer(model.path, model.trust_remote_code).save_pretrained(folder)
-        if lora is not None and merged:
-            self.save(folder / "adapter")
 
 
 def optimizer_step(engine: Any, settings: TrainerSettings) -> tuple[float, bool]:

@@ -70,7 +70,7 @@ class TrainerActor:
             for _ in self.trainer.weights():
                 pass
             return None
-        return self.publisher.publish(version, self.trainer.weights())
+        return self.publisher.publish(version, self.trainer.weights(), self.trainer.sent_adapter())
 
     def save(self, folder: str) -> None:
         self.trainer.save(Path(folder))

@@ -35,11 +35,15 @@ class WeightPublisher:
             raise ValueError("sync.method: direct needs Linux (anonymous shared memory); use disk")
         self._forget()
 
-    def publish(self, version: int, named_tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Any]:
+    def publish(
+        self, version: int, named_tensors: Iterable[tuple[str, Tensor]], adapter: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
         """Write a version and return the update that `VLLMEngine.load_weights` takes (plain values, small).
 
         named_tensors: full tensors of any shape under Hugging Face names, in the dtype the engine computes in, on any
-        device; a weight that is tied to another one may be left out. The previous version is removed first: engines
+        device; a weight that is tied to another one may be left out.
+        adapter: the tensors are those of an adapter, under PEFT's names, and this its configuration.
+        The previous version is removed first: engines
         need it no more once their load returned.
         """
         self._forget()
@@ -77,6 +81,7 @@ class WeightPublisher:
             "offsets": offsets,
             "size_bytes": size_bytes,
             "crc32": checksum,
+            "adapter": adapter,
         }
 
     def close(self) -> None:

@@ -54,6 +54,7 @@ class VLLMEngine:
         seed: int = 0,
         threads: int = 0,
         trust_remote_code: bool = False,
+        lora_rank: int | None = None,
         engine: dict[str, Any] | None = None,
     ) -> None:
         """Check and remember the settings; `start` starts vLLM.
@@ -61,6 +62,7 @@ class VLLMEngine:
         max_model_len: prompt and response tokens together; None: the model's own.
         seed: of the noise of unseeded requests; give every engine of a run its own, or they all draw the same.
         threads: of the CPU engine; 0: all cores this process may use.
+        lora_rank: the engine takes adapters of this rank instead of whole models; it starts with one of zeros.
         engine: any arguments of vLLM's AsyncEngineArgs; they win over everything chosen here.
 
         Raises ValueError: an argument vLLM does not know.
@@ -83,9 +85,15 @@ class VLLMEngine:
         if device == "cpu":
             self.arguments |= cpu_arguments(tensor_parallel_size)
             self.environment = cpu_environment(threads)
+        self._lora_rank = lora_rank
+        if lora_rank is not None:
+            from rollouts.adapter_receiver import adapter_arguments
+
+            self.arguments |= adapter_arguments(lora_rank)
         self.arguments |= engine or {}
         check_arguments(self.arguments)
         self._llm: Any = None
+        self._adapter: Any = None  # vLLM's name of the policy's adapter
         self._version = 0
         self._unusable: str | None = None
         self._paused = False
@@ -95,6 +103,11 @@ class VLLMEngine:
     async def start(self) -> None:
         """Load the model, start vLLM's processes and make one token, which compiles what vLLM compiles (10 to 30 s)."""
         self._llm = await asyncio.to_thread(start_vllm, self.arguments, self.environment)
+        if self._lora_rank is not None:
+            from rollouts.adapter_receiver import adapter_request
+
+            self._adapter = adapter_request()
+            await self._llm.collective_rpc("begin_adapter", args=(self._lora_rank,))
         await self.generate([0], Sampling(max_new_tokens=1), 0, "warm-up", 0)
 
     async def generate(
@@ -111,7 +124,8 @@ class VLLMEngine:
         prompt = {"type": "token", "prompt_token_ids": np.asarray(prompt_ids).tolist()}
         self._running.add(request)
         try:
-            outputs = self._llm.generate(prompt, sampling.to_vllm(step, prompt_id, sample), request)
+            asked = sampling.to_vllm(step, prompt_id, sample)
+            outputs = self._llm.generate(prompt, asked, request, lora_request=self._adapter)
             async for output in outputs:
                 final = output.outputs[0]
         finally:
@@ -158,9 +172,12 @@ class VLLMEngine:
             await self._llm.start_weight_update()
             await self._llm.update_weights(WeightTransferUpdateRequest(update_info=update))
             failures = [why for why in await self._llm.collective_rpc("weight_update_failure") if why]
-            await self._llm.finish_weight_update(weight_version=None if failures else str(version))
+            await self._llm.finish_weight_update()
             if failures:
                 raise WeightLoadError(failures[0])
+            if self._lora_rank is not None:
+                await self._llm.collective_rpc("activate_adapter")
+            await self._llm.update_weight_version(str(version))
             if not await self._llm.reset_prefix_cache(reset_running_requests=True):
                 raise WeightLoadError("vLLM kept cached keys and values of the old weights")
         except Exception as error:

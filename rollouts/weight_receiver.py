@@ -2,6 +2,7 @@
 
 Two backends of vLLM's weight-transfer interface share this code: `direct` (the file lies in shared memory) and `disk`.
 `ReceiverExtension` is given to vLLM as `worker_extension_cls`: it makes workers import this module, which registers both.
+An update holds a whole model, or an adapter for an engine that was started with room for one.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.logger import init_logger
+from vllm.lora.lora_model import LoRAModel
 from vllm.model_executor.layers.attention import is_deferred_attention_layer
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
@@ -27,6 +29,8 @@ from vllm.model_executor.model_loader.reload.layerwise import (
     get_layerwise_info,
     initialize_layerwise_reload,
 )
+
+from rollouts.adapter_receiver import activate, adapter_request, checked_adapter
 
 logger = init_logger(__name__)
 
@@ -50,6 +54,7 @@ class FileUpdate(WeightTransferUpdateInfo):
     offsets: list[int]  # bytes from the start of the file
     size_bytes: int  # of the whole file
     crc32: int  # of the whole file
+    adapter: dict[str, Any] | None = None  # PEFT's configuration when the tensors are an adapter's
 
 
 class FileWeightReceiver(WeightTransferEngine[NoInit, FileUpdate]):
@@ -62,6 +67,7 @@ class FileWeightReceiver(WeightTransferEngine[NoInit, FileUpdate]):
         super().__init__(*arguments)
         self.tied = tied_heads(self.model)
         self.failure: str | None = None
+        self.adapter: LoRAModel | None = None  # checked, to be activated
 
     def init_transfer_engine(self, init_info: NoInit) -> None:
         pass
@@ -82,7 +88,13 @@ class FileWeightReceiver(WeightTransferEngine[NoInit, FileUpdate]):
         to its next calls. The engine asks every worker, through `ReceiverExtension.weight_update_failure`.
         """
         try:
-            self.receive_weights(self.parse_update_info(update_info))
+            update = self.parse_update_info(update_info)
+            if update.adapter is not None:
+                self.adapter = checked_adapter(self.model, read_tensors(update), update.adapter)
+            elif hasattr(self.model, "lora_manager"):
+                raise ValueError("a whole model came to an engine that takes adapters")
+            else:
+                self.receive_weights(update)
             if self.device.type != "cpu":
                 torch.accelerator.synchronize()
             self.failure = None
@@ -175,11 +187,23 @@ def incomplete_layers(model: nn.Module, except_heads: set[int]) -> list[str]:
 class ReceiverExtension:
     """Mixed into vLLM's worker class."""
 
-    weight_transfer_engine: FileWeightReceiver  # vLLM's own attribute
+    weight_transfer_engine: FileWeightReceiver  # vLLM's own attributes
+    model_runner: Any
 
     def weight_update_failure(self) -> str | None:
         """Why this worker refused the last update; None when it took it."""
         return self.weight_transfer_engine.failure
+
+    def begin_adapter(self, rank: int) -> None:
+        """Hold an adapter of zeros, so that requests made before the first update use one already."""
+        self.model_runner.lora_manager.add_dummy_lora(adapter_request(), rank)
+
+    def activate_adapter(self) -> None:
+        """Use the adapter that came with the last update. Apart, because vLLM drops every adapter at an update's end."""
+        receiver = self.weight_transfer_engine
+        assert receiver.adapter is not None
+        activate(receiver.model, receiver.adapter)
+        receiver.adapter = None
 
 
 for backend in BACKENDS:

@@ -42,7 +42,7 @@ def run(folder: str, rank: int, ranks: int) -> None:
         model = Model(path=f"{folder}/model", dtype=dtype, device="cpu", gradient_checkpointing=checkpointing)
         settings = TrainerSettings(
             model, train, temperature=0.7, seed=0, total_updates=1, objective=Objective(kl=KL(coef=kl_coef)),
-            lora=Lora(adapter=f"{folder}/adapter", **LORA),
+            lora=Lora(adapter=f"{folder}/adapter", **LORA), merged_checkpoints=True,
         )  # fmt: skip
         trainer = Trainer(settings, GRPO(GRPO.Params()), resolve("cpu"))
         own = micro_batches[name, ranks][rank]
@@ -72,4 +72,4 @@ def run(folder: str, rank: int, ranks: int) -> None:
             "trained": sum(getattr(p, "ds_numel", p.numel()) for g in trainer.engine.optimizer.param_groups for p in g["params"]),
         }  # fmt: skip
         torch.save(kept, f"{folder}/{name}_{ranks}_{rank}.pt")
-        trainer.save(Path(folder) / f"saved_{name}_{ranks}", merged=True)
+        trainer.save(Path(folder) / f"saved_{name}_{ranks}")

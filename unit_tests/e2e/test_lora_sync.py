@@ -1,0 +1,188 @@
+"""A real vLLM engine takes adapters from real publishers, and is checked against transformers and PEFT."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from configs.lora import Lora
+from orchestration.lora import adapter_tensors, add_adapters, announced, load_adapter
+from orchestration.probe import TOLERANCE_BY_DTYPE, ProbeFailed, compare
+from orchestration.weight_sync import WeightPublisher
+from rollouts.engine import Generation, VLLMEngine, WeightLoadError
+from rollouts.sampling import Sampling
+from unit_tests.e2e.test_engine_sync import (
+    PROMPTS,
+    published_tensors,
+    random_model,
+    reference_logprobs,
+    write_tokenizer,
+)
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+LORA = Lora(rank=4, alpha=6, rank_stabilised=True)
+SAMPLING = Sampling(max_new_tokens=24)
+
+
+class AdapterPair:
+    """One engine with an event loop of its own, and the model with adapters whose weights it should hold."""
+
+    def __init__(self, folder: Path) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.model = random_model(0)
+        self.model.save_pretrained(folder / "model")
+        write_tokenizer(folder / "model")
+        add_adapters(self.model, LORA)
+        self.engine = VLLMEngine(
+            str(folder / "model"), dtype="float32", device="cpu", max_model_len=512, threads=1, lora_rank=LORA.rank,
+            engine={
+                "kv_cache_memory_bytes": 64 * 1024**2,
+                "worker_extension_cls": "unit_tests.e2e.forgetful_adapter.ForgetfulAdapterExtension",
+            },
+        )  # fmt: skip
+        self.run(self.engine.start())
+        self.version = 0
+
+    def run(self, call: Coroutine[Any, Any, Any]) -> Any:
+        return self.loop.run_until_complete(call)
+
+    def generate(self, sampling: Sampling = SAMPLING) -> list[Generation]:
+        async def all_at_once() -> list[Generation]:
+            calls = [self.engine.generate(prompt, sampling, 0, f"p{i}", 0) for i, prompt in enumerate(PROMPTS)]
+            return await asyncio.gather(*calls)
+
+        return self.run(all_at_once())
+
+    def change(self, seed: int) -> list[tuple[str, torch.Tensor]]:
+        """New random adapters in the model, and the tensors to send."""
+        generator = torch.Generator().manual_seed(seed)
+        tensors = {n: 0.25 * torch.randn(t.shape, generator=generator) for n, t in adapter_tensors(self.model)}
+        load_adapter(self.model, tensors, "test")
+        return list(tensors.items())
+
+    def sync(self, publisher: WeightPublisher, seed: int) -> None:
+        tensors = self.change(seed)
+        self.version += 1
+        update = publisher.publish(self.version, tensors, announced(self.model, LORA))
+        self.run(self.engine.load_weights(self.version, update))
+
+    def forget(self, forgets: bool) -> None:
+        self.run(self.engine._llm.collective_rpc("forget_adapter", args=(forgets,)))
+
+    def mean_gap(self, made: list[Generation] | None = None) -> float:
+        """Raises ProbeFailed: the engine does not compute with the model's adapter."""
+        made = made or self.generate()
+        ours = [reference_logprobs(self.model, p, m, 1.0) for p, m in zip(PROMPTS, made, strict=True)]
+        return compare([m.logprobs for m in made], ours, TOLERANCE_BY_DTYPE["float32"]).mean_gap
+
+    def close(self) -> None:
+        self.run(self.engine.shutdown())
+        self.loop.close()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AdapterPair]:
+    pair = AdapterPair(tmp_path_factory.mktemp("adapters"))
+    yield pair
+    pair.close()
+
+
+@pytest.fixture
+def publisher(tmp_path: Path) -> Iterator[WeightPublisher]:
+    publisher = WeightPublisher("direct", tmp_path / "weights")
+    yield publisher
+    publisher.close()
+
+
+def test_before_the_first_sync_the_engine_is_the_base(pair: AdapterPair) -> None:
+    """The model's fresh adapters begin at zero too."""
+    assert pair.version == 0
+    assert pair.mean_gap() < 1e-5
+
+
+@pytest.mark.parametrize("method", ["direct", "disk"])
+def test_the_engine_computes_with_the_published_adapter(pair: AdapterPair, tmp_path: Path, method: Any) -> None:
+    pair.generate()  # fills the prefix cache under the old adapter
+    publisher = WeightPublisher(method, tmp_path / "weights")
+    for seed in (1, 2):
+        pair.sync(publisher, seed=100 * len(method) + seed)
+        made = pair.generate()
+        assert pair.mean_gap(made) < 1e-5
+        assert all((m.versions == pair.version).all() for m in made)
+    publisher.close()
+    assert pair.engine.version() == pair.version
+
+
+def test_an_update_in_flight_leaves_both_versions_in_a_response(pair: AdapterPair, publisher: WeightPublisher) -> None:
+    """Running responses go on under the new adapter, with keys and values recomputed under it."""
+    pair.sync(publisher, seed=3)
+    old, old_version, prompt = copy.deepcopy(pair.model), pair.version, PROMPTS[2]
+    update = publisher.publish(old_version + 1, pair.change(seed=4), announced(pair.model, LORA))
+
+    async def update_while_generating() -> list[Generation]:
+        long = Sampling(max_new_tokens=400)
+        calls = [asyncio.create_task(pair.engine.generate(prompt, long, 0, "p", i)) for i in range(4)]
+        await pair.engine.generate(prompt, Sampling(max_new_tokens=4), 0, "p", 0)
+        await pair.engine.load_weights(old_version + 1, update)
+        return await asyncio.gather(*calls)
+
+    made = pair.run(update_while_generating())
+    pair.version = old_version + 1
+    crossed = [m for m in made if len(set(m.versions.tolist())) == 2]
+    assert crossed, "no response was running when the adapter changed"
+    for generation in crossed:
+        by_old = generation.versions == old_version
+        gap_to_old = np.abs(reference_logprobs(old, prompt, generation, 1.0) - generation.logprobs)
+        gap_to_new = np.abs(reference_logprobs(pair.model, prompt, generation, 1.0) - generation.logprobs)
+        assert gap_to_old[by_old].max() < 1e-4
+        assert gap_to_new[~by_old].max() < 1e-4
+        assert gap_to_old[~by_old].mean() > 0.1
+
+
+def test_the_probe_catches_an_adapter_that_is_not_applied(pair: AdapterPair, publisher: WeightPublisher) -> None:
+    pair.forget(True)
+    pair.sync(publisher, seed=5)
+    with pytest.raises(ProbeFailed, match="mean gap"):
+        pair.mean_gap()
+    pair.forget(False)
+    pair.sync(publisher, seed=6)
+    assert pair.mean_gap() < 1e-5
+    pair.change(seed=7)  # the trainer moves on, the engine is not told
+    with pytest.raises(ProbeFailed, match="mean gap"):
+        pair.mean_gap()
+
+
+def test_what_is_not_the_whole_adapter_is_refused(pair: AdapterPair, publisher: WeightPublisher) -> None:
+    tensors, told = pair.change(seed=8), announced(pair.model, LORA)
+    renamed = [(name.replace("q_proj", "w_proj"), t) for name, t in tensors]
+
+    def refused(update: dict[str, Any], why: str) -> None:
+        with pytest.raises(WeightLoadError, match=why):
+            pair.run(pair.engine.load_weights(update["version"], update))
+        with pytest.raises(WeightLoadError, match=why):
+            pair.generate()
+
+    version = pair.version + 1
+    refused(publisher.publish(version, tensors[:-1], told), "27 tensors came, which are not an A and a B")
+    refused(publisher.publish(version, tensors[:-2], told), "for each of 14 layers")
+    refused(publisher.publish(version, renamed, told), r"no layer for 2 parts of the adapter: .*w_proj")
+    refused(publisher.publish(version, [(n, t[:, :2]) for n, t in tensors], told), "are not of rank 4")
+    refused(
+        publisher.publish(version, published_tensors(random_model(1))), "a whole model came to an engine that takes"
+    )
+    corrupted = publisher.publish(version, tensors, told)
+    with open(corrupted["path"], "r+b") as file:
+        file.seek(corrupted["size_bytes"] // 2)
+        file.write(b"\xff\x00\xff")
+    refused(corrupted, "crc32")
+
+    pair.sync(publisher, seed=9)  # a whole one mends it
+    assert pair.mean_gap() < 1e-5
