@@ -39,7 +39,7 @@ SETS = {
     "aime_2024": Benchmark("HuggingFaceH4/aime_2024"),
     "aime_2025": Benchmark("MathArena/aime_2025"),
     "amc": Benchmark("AI-MO/aimo-validation-amc"),
-    "amc_2023": Benchmark("math-ai/amc23", "data/test-*.parquet", "question"),
+    "amc_2023": Benchmark("math-ai/amc23", "*test-*.parquet", "question"),
     "amo_bench": Benchmark("meituan-longcat/AMO-Bench", "data/test-*.parquet", "prompt"),
     "brumo_2025": Benchmark("MathArena/brumo_2025"),
     "hmmt_feb_2025": Benchmark("MathArena/hmmt_feb_2025"),

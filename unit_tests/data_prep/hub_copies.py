@@ -204,7 +204,7 @@ def math_eval(folder: Path) -> Path:
     write_parquet(folder / "aime_2025/data" / one, [{"problem_idx": 1, "answer": 70, **arena}])
     write_parquet(folder / "amc/data" / one, [{"id": 0, "problem": "P?", "answer": 142.0, "url": "u"}])
     write_parquet(
-        folder / "amc_2023/data/test-00000-of-00001.parquet", [{"id": 0, "question": "P?", "answer": 27.5, "url": "u"}]
+        folder / "amc_2023/test-00000-of-00001.parquet", [{"id": 0, "question": "P?", "answer": 27.5, "url": "u"}]
     )
     write_parquet(
         folder / "amo_bench/data/test-00000-of-00001.parquet",
