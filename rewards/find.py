@@ -13,7 +13,9 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 F = TypeVar("F", bound=Callable[..., Any])
 
 # Files in rewards/ that are not rewards.
-NOT_REWARDS = ("code_driver", "code_tests", "counted", "find", "jail", "sandbox", "service", "worker")
+NOT_REWARDS = (
+    "code_driver", "code_tests", "counted", "find", "jail", "judge_cache", "judge_client", "sandbox", "service", "worker",
+)  # fmt: skip
 
 
 def find_reward(name: str) -> Callable[..., Any]:
