@@ -121,4 +121,6 @@ def started_stack(folder: Path, model: Path) -> Iterator[SharedStack]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rollout_actor, "RolloutActor", SharedRolloutActor)
         with started_actors(config, run, method_for(config)) as actors:
-            yield SharedStack(actors, folder)
+            shared = SharedStack(actors, folder)
+            yield shared
+            assert not shared.unfinished, "the actors are abandoned: closing them would wait for ever"
