@@ -17,6 +17,7 @@ from configs import algorithm, parameters
 from configs.messages import model_of
 from configs.objective import Component
 from configs.schema import EvalConfig, RLConfig
+from configs.supervised import SLConfig
 
 if TYPE_CHECKING:
     from algs.find import Kind
@@ -51,11 +52,11 @@ def page() -> str:
     """The whole page as Markdown."""
     parts = [HEAD]
     written: set[type[BaseModel]] = set()
-    for schema, script in ((RLConfig, "main_rl.py"), (EvalConfig, "main_eval.py")):
+    for schema, script in ((RLConfig, "main_rl.py"), (SLConfig, "main_sl.py"), (EvalConfig, "main_eval.py")):
         parts.append(f"## {script}\n")
         shared = [name for name, field in schema.model_fields.items() if model_of(field.annotation) in written]
         if shared:
-            parts.append(f"The blocks {', '.join(f'`{name}`' for name in shared)} are those of main_rl.py, above.\n")
+            parts.append(f"The blocks {', '.join(f'`{name}`' for name in shared)} are those above.\n")
         plain = {n: f for n, f in schema.model_fields.items() if model_of(f.annotation) is None}
         for name, field in schema.model_fields.items():
             block = model_of(field.annotation)

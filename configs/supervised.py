@@ -81,6 +81,12 @@ def sl_problems(config: SLConfig) -> Iterator[rules.Problem]:
             f"{config.objective.aggregation} would weigh pairs by their length; the loss of '{config.algorithm.name}' is one "
             "number a pair, so leave it empty",
         )
+    if method.data == "labels" and config.objective.aggregation == "token_mean":
+        yield (
+            "objective.aggregation",
+            f"token_mean would weigh responses by their length; the loss of '{config.algorithm.name}' is one number a "
+            "response, so leave it empty",
+        )
     if train.min_learning_rate > train.learning_rate:
         yield (
             "train.min_learning_rate",

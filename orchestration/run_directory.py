@@ -147,6 +147,7 @@ def sample_record(trajectory: Trajectory) -> dict[str, Any]:
         "prompt_id": t.prompt.prompt_id,
         "source": t.prompt.source,
         "prompt": prompt_text(t.prompt.messages),
+        "messages": [{key: _plain(value) for key, value in message.items()} for message in t.prompt.messages],
         "answer": _plain(t.prompt.answer),
         "response": t.response,
         "reward": None if t.reward is None else _json_number(t.reward),

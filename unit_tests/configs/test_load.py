@@ -15,6 +15,7 @@ from configs.algorithm import listed
 from configs.load import ConfigError, load, method_for, run_directory, to_yaml
 from configs.rules import warnings_for
 from configs.schema import EvalConfig, RLConfig
+from configs.supervised import SLConfig, sl_warnings
 
 MINIMAL = """
 model: {path: models/x}
@@ -47,7 +48,8 @@ def test_defaults_and_method_parameters_are_filled_in(minimal: Path) -> None:
 
 @pytest.mark.parametrize("file", sorted(Path("configs").glob("*.yaml")), ids=str)
 def test_shipped_files_load_and_round_trip(file: Path, tmp_path: Path) -> None:
-    schema: Any = RLConfig if "algorithm:" in file.read_text() else EvalConfig
+    method = (yaml.safe_load(file.read_text()).get("algorithm") or {}).get("name")
+    schema: Any = EvalConfig if method is None else RLConfig if listed()[method].has_advantages else SLConfig
     config = load(file, schema)
     again = tmp_path / "again.yaml"
     again.write_text(to_yaml(config))
@@ -57,10 +59,9 @@ def test_shipped_files_load_and_round_trip(file: Path, tmp_path: Path) -> None:
 
 def test_every_method_has_a_file_that_runs_it() -> None:
     for name, entry in listed().items():
-        if entry.has_advantages:
-            config = load(Path("configs") / f"{name}.yaml", RLConfig)
-            assert config.algorithm.name == config.run.name == name
-            assert warnings_for(config) == []
+        config: Any = load(Path("configs") / f"{name}.yaml", RLConfig if entry.has_advantages else SLConfig)
+        assert config.algorithm.name == config.run.name == name
+        assert (warnings_for(config) if entry.has_advantages else list(sl_warnings(config))) == []
 
 
 def test_evaluation_uses_the_held_out_prompts_of_the_training_job() -> None:
