@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -180,6 +181,8 @@ def pieces_mistral(messages: Messages) -> Pieces:
 
 @cache
 def smollm2() -> Any:
+    if not SMOLLM2.is_dir():
+        pytest.skip("models/SmolLM2-135M-Instruct is not there; python -m data_prep.smollm2 makes it")
     return AutoTokenizer.from_pretrained(SMOLLM2)
 
 
@@ -187,7 +190,7 @@ IM = ("<|im_start|>", "<|im_end|>")
 HEADERS = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 SMOLLM2_SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 FAMILIES = [
-    Family("smollm2", smollm2, lambda m: pieces_chatml(m, SMOLLM2_SYSTEM)),
+    Family("smollm2 (the real one)", smollm2, lambda m: pieces_chatml(m, SMOLLM2_SYSTEM)),
     Family("qwen2.5", cache(lambda: byte_level(QWEN25, *IM)), lambda m: pieces_chatml(m, DEFAULT_SYSTEM)),
     Family("qwen3", cache(lambda: byte_level(QWEN3, *IM)), pieces_qwen3),
     Family(
