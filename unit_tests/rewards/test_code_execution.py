@@ -232,6 +232,40 @@ def test_no_way_to_more_privileges(namespaces: str) -> None:
     assert ran(program).output == b"-1 -1 -1 -1 -1 -1 -1 -1 -1 1000 1000\n"
 
 
+def test_memory_that_no_limit_counts_is_refused(namespaces: str) -> None:
+    program = """
+        import ctypes, os
+        libc = ctypes.CDLL(None)
+        try: os.memfd_create("hog")
+        except OSError as error: print(error.errno)
+        print(libc.shmget(0, 1 << 20, 0o1600), libc.msgget(0, 0o1600))
+    """
+    assert ran(program).output == b"1\n-1 -1\n"
+
+
+def test_sockets_that_know_no_namespaces_are_refused(namespaces: str) -> None:
+    program = """
+        import socket
+        for family in (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_VSOCK, socket.AF_NETLINK, socket.AF_ALG):
+            try: socket.socket(family, socket.SOCK_STREAM if family < 16 else socket.SOCK_DGRAM).close(); print("made", end=" ")
+            except OSError as error: print(error.errno, end=" ")
+    """
+    assert ran(program).output == b"made made made 1 1 1 "
+
+
+def test_ordinary_programs_run(isolation: Any) -> None:
+    program = """
+        import asyncio, concurrent.futures, json, numpy, subprocess, sys, tempfile, threading
+        with concurrent.futures.ThreadPoolExecutor(3) as pool: print(sum(pool.map(abs, range(-3, 3))))
+        print(numpy.linalg.inv(numpy.eye(3) * 2)[0, 0])
+        print(subprocess.run([sys.executable, "-c", "print(7)"], capture_output=True, text=True).stdout.strip())
+        with tempfile.TemporaryFile() as file: print(file.write(b"abc"))
+        async def soon(): await asyncio.sleep(0.01); return 8
+        print(asyncio.run(soon()))
+    """
+    assert ran(program, isolation).output == b"9\n0.5\n7\n3\n8\n"
+
+
 def test_background_processes_do_not_stay(isolation: Any) -> None:
     marker = f"leftover-{os.getpid()}-{isolation}"
     program = f"""
