@@ -9,12 +9,9 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
+from pydantic import ValidationError
 from safetensors.torch import load_file
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-)
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from configs.lora import Lora
 from configs.schema import Model
@@ -22,8 +19,17 @@ from data_feeds.packing import pack
 from orchestration.adapter_files import read_adapter, save_adapter
 from orchestration.devices import resolve
 from orchestration.forward import load_policy
-from orchestration.lora import adapter_size, adapter_tensors, adapters_off, add_adapters
+from orchestration.lora import (
+    adapted,
+    adapter_size,
+    adapter_tensors,
+    adapters_off,
+    add_adapters,
+    load_adapter,
+    merged_tensors,
+)
 from unit_tests.orchestration import lora_rank, trainer_rank
+from unit_tests.orchestration.test_forward import FAMILIES
 from unit_tests.orchestration.test_trainer import GROUPS, TEMPERATURE, batch_of, make_trajectories
 from unit_tests.tiny_model import write_tiny_model
 
@@ -233,3 +239,106 @@ def test_a_checkpoint_gives_the_policy_back(folder, case):
     lora = LORA.model_copy(update={"adapter": str(saved / "adapter")})
     policy = load_policy(model, resolve("cpu"), lora=lora)
     assert all(torch.equal(t, found["adapter"][name]) for name, t in adapter_tensors(policy.hf_model))
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama_tied", "gemma3"])
+def test_every_linear_layer_but_the_head_gets_an_adapter_with_plain_pefts_gradient(family, tmp_path):
+    """Packed, shared prompts and gradient checkpointing, in float32; against PEFT on eager unpacked sequences, in float64."""
+    torch.manual_seed(3)
+    config = FAMILIES[family]()
+    config.vocab_size = 64  # as the trajectories'
+    plain = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    plain.save_pretrained(tmp_path / "model")
+    model = Model(path=str(tmp_path / "model"), dtype="float32", device="cpu", gradient_checkpointing=True)
+    policy = load_policy(model, resolve("cpu"), lora=LORA)
+    names = [name for name, _ in adapted(policy.hf_model)]
+    kinds = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    assert len(names) == 2 * len(kinds)
+    assert {name.rpartition(".")[2] for name in names} == kinds
+    assert adapter_size(model, LORA).matrices == len(names)
+    tensors = random_adapter(policy.hf_model, seed=2, size=0.1)
+    load_adapter(policy.hf_model, tensors, "test")
+    save_adapter(tmp_path / "adapter", tensors, LORA, model.path)
+    peft = PeftModel.from_pretrained(plain.double(), tmp_path / "adapter", is_trainable=True).double()
+    batch, packed = packed_batch(ranks=1)
+    factors = torch.randn(sum(GROUPS), 100, generator=torch.Generator().manual_seed(0))
+    loss, expected = torch.zeros(()), torch.zeros((), dtype=torch.float64)
+    predicted = policy.train()(packed, TEMPERATURE)[0]
+    for row, index in enumerate(batch.trajectory_index):
+        own, theirs = (
+            predicted[batch.sequence == row],
+            logprobs_of(peft, batch_of(EVERYONE, make_trajectories())[0][index]),
+        )
+        torch.testing.assert_close(own.double(), theirs, rtol=1e-4, atol=1e-4)
+        loss = loss + (own * factors[index, : len(own)]).sum()
+        expected = expected + (theirs * factors[index, : len(own)].double()).sum()
+    loss.backward()
+    expected.backward()
+    gradients = {name.replace(".default", ""): p.grad for name, p in peft.named_parameters() if p.requires_grad}
+    for name, layer in adapted(policy.hf_model):
+        for which in "AB":
+            found = getattr(layer, f"lora_{which}")["default"].weight.grad
+            key = f"base_model.model.{name}.lora_{which}.weight"
+            size = float(gradients[key].abs().max())
+            assert size > 1e-4, f"{key} has no gradient: the test shows nothing"
+            torch.testing.assert_close(found.double(), gradients[key], rtol=1e-3, atol=1e-4 * size, msg=key)
+
+
+@pytest.mark.parametrize(
+    ("targets", "why"),
+    [
+        (["q_proj", "k_porj"], r"has no module 'k_porj'; did you mean k_proj\? \(it has down_proj, gate_proj, k_proj"),
+        (["lm_head"], "'lm_head' is the language-model head in LlamaForCausalLM"),
+        (["mlp"], "'mlp' is no linear layer"),
+        (["embed_tokens"], "'embed_tokens' is no linear layer"),
+    ],
+)
+def test_a_target_that_cannot_be_is_refused_before_weights_are_loaded(folder, targets, why):
+    model, lora = Model(path=str(folder / "model"), device="cpu"), Lora(target_modules=targets)
+    with pytest.raises(ValueError, match=why):
+        adapter_size(model, lora)
+    with pytest.raises(ValueError, match=why):
+        load_policy(model, resolve("cpu"), lora=lora)
+
+
+def test_targets_may_be_some_layers_only(folder):
+    model = Model(path=str(folder / "model"), dtype="float32", device="cpu")
+    lora = Lora(target_modules=["v_proj", "layers.1.mlp.up_proj"])
+    policy = load_policy(model, resolve("cpu"), lora=lora)
+    found = [name for name, _ in adapted(policy.hf_model)]
+    assert found == [f"model.layers.{place}" for place in ("0.self_attn.v_proj", "1.self_attn.v_proj", "1.mlp.up_proj")]
+    assert adapter_size(model, lora).parameters == sum(t.numel() for _, t in adapter_tensors(policy.hf_model))
+    with pytest.raises(ValidationError, match="'target_modules' is empty"):
+        Lora(target_modules=[])
+
+
+def test_merging_again_and_again_does_not_drift(folder):
+    """Each merge starts from the base, which is not written to."""
+    model = Model(path=str(folder / "model"), dtype="bfloat16", device="cpu")
+    hf_model = load_policy(model, resolve("cpu"), lora=LORA).hf_model
+    base = {name: p.clone() for name, p in hf_model.named_parameters() if not p.requires_grad}
+    for seed in range(20):
+        load_adapter(hf_model, random_adapter(hf_model, seed), "test")
+        first = dict(merged_tensors(hf_model))
+    again = dict(merged_tensors(hf_model))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert all(torch.equal(p, base[name]) for name, p in hf_model.named_parameters() if name in base)
+    load_adapter(hf_model, {name: torch.zeros_like(t) for name, t in adapter_tensors(hf_model)}, "test")
+    untouched = {name.replace(".base_layer", ""): t for name, t in base.items()}
+    assert all(torch.equal(t, untouched[name]) for name, t in merged_tensors(hf_model))
+
+
+def test_in_bfloat16_merging_loses_what_the_adapter_keeps(folder):
+    """Why engines take adapters: an update far below a weight's last bit is gone after merging, and is not in the policy."""
+    model = Model(path=str(folder / "model"), dtype="bfloat16", device="cpu")
+    policy = load_policy(model, resolve("cpu"), lora=LORA)
+    load_adapter(policy.hf_model, random_adapter(policy.hf_model, seed=3, size=0.004), "test")
+    base = {name.replace(".base_layer", ""): p for name, p in policy.hf_model.named_parameters() if not p.requires_grad}
+    merged = dict(merged_tensors(policy.hf_model))
+    changed = sum(int((merged[name] != base[name]).sum()) for name in base)
+    assert changed < 0.1 * sum(p.numel() for p in base.values())
+    _, packed = packed_batch(ranks=1)
+    with torch.no_grad():
+        on = policy.float()(packed)[0]
+        with adapters_off(policy.hf_model):
+            assert (policy(packed)[0] - on).abs().max() > 1e-4
