@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from configs.lora import lora_problems, lora_warnings
 from configs.objective_rules import objective_problems, objective_warnings
 
 if TYPE_CHECKING:
-    from configs.lora import Lora
     from configs.schema import EvalConfig, RLConfig
     from configs.training import Optimization
 
@@ -45,6 +45,8 @@ OWNED_BY_ENGINE = {
     "logprobs_mode": "the log-probabilities must be those of the sampled distribution",
     "worker_extension_cls": "weight sync uses it; see the sync block",
     "weight_transfer_config": "use the sync block",
+    "enable_lora": "use the lora block",
+    "max_lora_rank": "use lora.rank",
 }
 UNSYNCED_GAP_NATS = 0.4  # mean gap seen when an engine kept its old weights
 BFLOAT16_GAP_NATS = 0.04  # mean gap of healthy bfloat16 engines
@@ -68,7 +70,7 @@ def rl_problems(config: RLConfig) -> Iterator[Problem]:
     yield from _schedule(config)
     yield from _lengths(config)
     yield from objective_problems(config)
-    yield from merged_problems(config.checkpoint.merged, config.lora)
+    yield from lora_problems(config.lora, config.checkpoint.merged)
     yield from _reward_parts(config.reward)
     yield from deepspeed_problems(config.train)
     yield from _engine("rollout.engine", config.rollout.engine)
@@ -78,11 +80,6 @@ def rl_problems(config: RLConfig) -> Iterator[Problem]:
             f"{config.eval.samples_per_prompt} greedy responses to one prompt are all the same; "
             "use 1, or an eval.temperature above 0",
         )
-
-
-def merged_problems(merged: bool, lora: Lora | None) -> Iterator[Problem]:
-    if merged and lora is None:
-        yield "checkpoint.merged", "there is nothing to merge without lora; leave it out, or add a lora block"
 
 
 def eval_problems(config: EvalConfig) -> Iterator[Problem]:
@@ -199,6 +196,7 @@ def warnings_for(config: RLConfig | EvalConfig) -> list[str]:
         *_sampling_warnings(config),
         *_training_warnings(config),
         *objective_warnings(config),
+        *lora_warnings(config.lora, config.model.dtype, "learning_rate" in config.train.model_fields_set),
         *_reward_warnings(config.reward),
     ]
 

@@ -128,7 +128,10 @@ def check_folder(folder: Path) -> None:
     shown = ", ".join(held[:8]) + (", ..." if len(held) > 8 else "") if held else "nothing"
     if "config.json" not in held:
         if "adapter_config.json" in held:
-            raise ValueError(f"model.path: {folder} is a LoRA adapter; merge it into its base model first")
+            raise ValueError(
+                f"model.path: {folder} is a LoRA adapter; give its base model here and the adapter as lora.adapter, or merge the "
+                f"two first: python -m orchestration.lora merge {folder} OUT"
+            )
         raise ValueError(f"model.path: {folder} is no model folder: it has no config.json (it holds {shown})")
     weights = [name for name in held if name.endswith((".safetensors", ".bin"))]
     if not weights:
