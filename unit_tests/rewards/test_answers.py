@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from fractions import Fraction
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from configs.schema import Reward
 from rewards.find import check_params
 from rewards.format_match import format_match
 from rewards.gsm8k import gsm8k
@@ -18,6 +20,7 @@ from rewards.last_number import find_first_number
 from rewards.math_verify import math_verify
 from rewards.multiple_choice import find_choice, multiple_choice
 from rewards.numeric_precision import numeric_precision
+from rewards.service import ScoringService
 from rollouts.records import Prompt, Trajectory
 
 
@@ -275,3 +278,17 @@ def test_format_of_tags(response: str, paid: float) -> None:
 def test_format_match_wants_one_of_pattern_and_tags(params: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="reward 'format_match': params"):
         check_params(format_match, "reward 'format_match'", params)
+
+
+def test_math_verify_has_its_time_outs_in_a_scoring_process() -> None:
+    async def run() -> list[Trajectory]:
+        part = {"function": "math_verify", "params": {"seconds": 1}}
+        service = ScoringService(Reward(parts=[part], timeout_seconds=60))  # type: ignore[list-item]
+        await service.start()
+        try:
+            responses = ("\\boxed{99999999!}", "\\boxed{2}")
+            return [await service.score(trajectory(response, "2")) for response in responses]
+        finally:
+            await service.close()
+
+    assert [t.reward for t in asyncio.run(run())] == [0.0, 1.0]
