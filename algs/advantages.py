@@ -80,11 +80,13 @@ def gae(
     groups: Groups,
     discount: Annotated[float, knob("Discount per token.", ge=0, le=1)] = 1.0,
     gae_lambda: Annotated[float, knob("1: sum of rewards minus V. 0: one-step error.", ge=0, le=1)] = 0.95,
+    bootstrap_truncated: Annotated[bool, knob("Whether a cut response is worth V of where it was cut.")] = True,
 ) -> Tensor:
     """delta_t = r_t + discount V_t+1 - V_t, A_t = delta_t + discount gae_lambda A_t+1 (Schulman et al. 2016,
     arXiv 1506.02438). [N] float32, not whitened; A + V are the returns.
 
-    After the last token V is that of the state reached when the response was cut at the length limit, 0 when it ended.
+    After the last token V is that of the state reached when the response was cut at the length limit, 0 when it ended; with
+    bootstrap_truncated false 0 in any case: the limit is then part of the task.
 
     Raises:
         ValueError: there are no values, since the method has no critic.
@@ -99,7 +101,9 @@ def gae(
     ends = groups.lengths.cumsum(0)
     some = groups.lengths > 0
     next_values = values.roll(-1)
-    next_values[ends[some] - 1] = torch.where(groups.truncated, groups.final_values, 0.0)[some].to(torch.float64)
+    next_values[ends[some] - 1] = torch.where(groups.truncated & bootstrap_truncated, groups.final_values, 0.0)[
+        some
+    ].to(torch.float64)
     delta = rewards + discount * next_values - values  # [N]
     sequence = groups.sequence
     position = torch.arange(len(values)) - (ends - groups.lengths)[sequence]

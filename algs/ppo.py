@@ -40,6 +40,9 @@ class PPO(PolicyMethod):
         vf_clip: float | None = param(0.2, "How far V may move per step before its loss is flat; empty is off.", gt=0)
         discount: float = param(1.0, "Discount per token.", ge=0, le=1)
         gae_lambda: float = param(0.95, "1: sum of rewards minus V. 0: one-step error.", ge=0, le=1)
+        bootstrap_truncated: bool = param(
+            True, "A response cut at the length limit is worth V of where it was cut; false: the limit ends it."
+        )
         whiten: bool = param(True, "Advantages of mean 0 and std 1 over the step's tokens.")
 
     aggregation = "token_mean"
@@ -49,12 +52,15 @@ class PPO(PolicyMethod):
         return frozenset({"values"})
 
     def advantages(self, groups: Groups) -> Tensor:
-        gae = advantages.gae(groups, self.params.discount, self.params.gae_lambda)
-        return advantages.whiten(gae) if self.params.whiten else gae
+        return advantages.whiten(self._gae(groups)) if self.params.whiten else self._gae(groups)
 
     def returns(self, groups: Groups) -> Tensor:
         assert groups.values is not None
-        return advantages.gae(groups, self.params.discount, self.params.gae_lambda) + groups.values
+        return self._gae(groups) + groups.values
+
+    def _gae(self, groups: Groups) -> Tensor:
+        p = self.params
+        return advantages.gae(groups, p.discount, p.gae_lambda, p.bootstrap_truncated)
 
     def loss(self, t: PolicyTokens) -> TokenLoss:
         p = self.params

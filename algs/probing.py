@@ -12,6 +12,7 @@ from algs.method import PolicyMethod
 from algs.records import Correction, Groups, PolicyTokens
 
 READABLE = ("old_logprobs", "behavior_logprobs", "ref_logprobs", "values", "advantages")
+DIFFERENTIABLE = ("logprobs", "entropy", "values")  # what the model makes
 LENGTHS = (4, 1, 5, 2, 3, 1)  # action tokens of the made-up responses
 GROUPS = (0, 0, 1, 1, 2, 2)
 CHOSEN = (True, False, False, True, True, False)  # one of each group, so that they are pairs too
@@ -91,6 +92,12 @@ def reads(method: PolicyMethod) -> frozenset[str]:
         if any(not torch.equal(a, b) for a, b in zip(before, _asked(method, moved), strict=True)):
             found.add(name)
     return frozenset(found)
+
+
+def differentiates(method: PolicyMethod) -> frozenset[str]:
+    """Which of `DIFFERENTIABLE` are in the graph of the method's loss, gradient 0 or not."""
+    _, gradients = _losses_and_gradients(method, made_up_tokens())
+    return frozenset(name for name, gradient in gradients.items() if gradient is not None)
 
 
 def gradient_weight(method: PolicyMethod, log_ratio: Tensor, advantage: Tensor | float) -> Tensor:
@@ -227,14 +234,20 @@ def _corrected(correction: Callable[[PolicyTokens], Correction]) -> Correction:
 
 def _asked(method: PolicyMethod, tokens: PolicyTokens) -> tuple[Tensor, Tensor]:
     """The method's losses, and their gradient by logprobs, entropy and values; 0 where there is none. [2N], [3N]"""
+    losses, gradients = _losses_and_gradients(method, tokens)
+    filled = [torch.zeros_like(tokens.logprobs) if g is None else g for g in gradients.values()]
+    return losses, torch.cat(filled)
+
+
+def _losses_and_gradients(method: PolicyMethod, tokens: PolicyTokens) -> tuple[Tensor, dict[str, Tensor | None]]:
+    """The method's losses, the critic's behind them, [2N]; and what is in their graph: by name a gradient [N] or None."""
     assert tokens.values is not None
-    leaves = [x.detach().clone().requires_grad_() for x in (tokens.logprobs, tokens.entropy, tokens.values)]
-    tokens = dataclasses.replace(tokens, logprobs=leaves[0], entropy=leaves[1], values=leaves[2])
-    answer = method.loss(with_step_sums(method, tokens))
+    leaves = {name: getattr(tokens, name).detach().clone().requires_grad_() for name in DIFFERENTIABLE}
+    answer = method.loss(with_step_sums(method, dataclasses.replace(tokens, **leaves)))
     critic = torch.zeros_like(answer.values) if answer.critic is None else answer.critic
     total = answer.values.sum() + critic.sum()
-    gradients: list[Tensor | None] = [None] * len(leaves)
+    gradients: dict[str, Tensor | None] = dict.fromkeys(leaves)
     if total.requires_grad:
-        gradients = list(torch.autograd.grad(total, leaves, allow_unused=True))
-    filled = [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, gradients, strict=True)]
-    return torch.cat([answer.values, critic]).detach(), torch.cat(filled)
+        found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+        gradients = dict(zip(leaves, found, strict=True))
+    return torch.cat([answer.values, critic]).detach(), gradients

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from algs import kl
 from algs.method import PolicyMethod
-from algs.probing import reads, silent_at_zero_advantage
+from algs.probing import differentiates, reads, silent_at_zero_advantage
 from algs.records import PolicyTokens
 from configs.components import corrections_for
 from configs.objective import Objective
@@ -32,6 +32,11 @@ class TokenObjective:
         self.corrections = corrections_for(objective)
         self.has_step_sums = type(method).step_sums is not PolicyMethod.step_sums
         self.has_values = "values" in method.needs()
+        self.in_graph = differentiates(method)
+        if objective.entropy_coef > 0:
+            self.in_graph |= {"entropy"}
+        if objective.kl.coef > 0 and objective.kl.placement == "loss":
+            self.in_graph |= {"logprobs"}
         self.has_reference = objective.kl.coef > 0 or "ref_logprobs" in method.needs()
 
     def __call__(self, t: PolicyTokens) -> ObjectiveLoss:
@@ -52,6 +57,12 @@ class TokenObjective:
         if keep is not None:
             policy = torch.where(keep, policy, torch.zeros_like(policy))
         return ObjectiveLoss(policy, answer.critic, metrics)
+
+    def nothing(self, t: PolicyTokens, of_policy: bool = True, of_critic: bool = True) -> Tensor:
+        """A loss of 0 with the graph that a real one has: under ZeRO-3 every rank must go back through the same modules."""
+        names = self.in_graph - (frozenset() if of_policy else {"logprobs", "entropy"})
+        names -= frozenset() if of_critic else {"values"}
+        return torch.stack([0 * present(getattr(t, name)).sum() for name in sorted(names)]).sum()
 
     def correct(self, t: PolicyTokens) -> tuple[Tensor, Tensor]:
         """Product of the corrections' weights [N] float32, and the tokens that none of them leaves out [N] bool."""

@@ -131,10 +131,12 @@ class Trainer:
     ) -> tuple[Tensor, Tensor | None]:
         """A micro-batch's part of the policy's and the critic's loss, scalars; what it was like goes into `sums`."""
         tokens = self._policy_tokens(prepared, step_sums)
-        if prepared.is_dummy:  # no method should meet what is no data; the graph is there for the collectives
-            values = None if tokens.values is None else 0 * tokens.values.sum()
-            sums.add(prepared, tokens, {}, loss := 0 * (tokens.logprobs + tokens.entropy).sum(), values)
-            return loss, values
+        if prepared.is_dummy:  # no method should meet what is no data
+            alone = self.critic is not None
+            nothing = self.objective.nothing(tokens, of_critic=not alone)
+            critic_nothing = self.objective.nothing(tokens, of_policy=False) if alone else None
+            sums.add(prepared, tokens, {}, nothing, critic_nothing)
+            return nothing, critic_nothing
         answer = self.objective(tokens)
         policy_loss = (answer.policy * prepared.loss_weights).sum()
         critic_loss = None if answer.critic is None else (answer.critic * prepared.loss_weights).sum()

@@ -1,5 +1,7 @@
 """Advantages against explicit loops over groups and tokens, and what they promise at the edges."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -106,6 +108,16 @@ def test_gae_at_lambda_one_is_the_return_less_v():
         part = slice(end - length, end)
         expected = np.cumsum(rewards[part][::-1])[::-1] + (final.item() if cut else 0)
         np.testing.assert_allclose(found[part], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_gae_without_bootstrapping_treats_a_cut_response_as_ended():
+    """bootstrap_truncated false: the advantage of cut responses is that of the same responses when they ended."""
+    groups = critic_groups(np.random.default_rng(8))
+    assert groups.truncated.any()
+    ended = dataclasses.replace(groups, truncated=torch.zeros_like(groups.truncated))
+    found = advantages.gae(groups, bootstrap_truncated=False)
+    assert torch.equal(found, advantages.gae(ended))
+    assert not torch.equal(found, advantages.gae(groups))
 
 
 def test_gae_without_a_critic_is_refused_with_the_way_out():

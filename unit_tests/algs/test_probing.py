@@ -13,6 +13,7 @@ from algs.find import find_method
 from algs.method import MethodParams, PolicyMethod
 from algs.probing import (
     READABLE,
+    differentiates,
     gradient_weight,
     label_weights,
     likelihood_weight,
@@ -188,3 +189,12 @@ def test_a_method_without_step_sums_weighs_single_tokens_one_by_one():
     ratio = torch.tensor([6.0, 0.5], dtype=torch.float64)
     assert gradient_weight(cls(cls.Params()), ratio.log(), 1.0) == pytest.approx([5.0, 0.5])
     assert gradient_weight(cls(cls.Params()), ratio[1:].log(), 1.0) == pytest.approx([0.5])
+
+
+def test_what_is_in_the_graph_of_a_loss_is_found_by_differentiating_it():
+    """Under ZeRO-3 a rank without data must go back through the same modules as the others."""
+    classes = {name: find_method(name) for name in ("grpo", "ppo", "reward_model", "dpo")}
+    found = {name: differentiates(method(method.Params())) for name, method in classes.items()}
+    assert found == {
+        "grpo": {"logprobs"}, "ppo": {"logprobs", "values"}, "reward_model": {"values"}, "dpo": {"logprobs"},
+    }  # fmt: skip

@@ -8,8 +8,10 @@ CASES = {  # name: ZeRO stage, micro-batch budget, updates per step, KL coeffici
     "zero1": (1, 16, 1, 0.0, False),
     "zero2": (2, 70, 1, 0.0, True),
     "zero3": (3, 20, 1, 0.0, True),
+    "zero3_dummy": (3, 6, 1, 0.0, True),  # on two ranks one has a dummy micro-batch last
     "zero3_reference": (3, 60, 1, 0.1, False),
     "two_updates": (1, 60, 2, 0.1, True),
+    "zero3_two_updates": (3, 6, 2, 0.1, True),
 }
 MAX_GRAD_NORM = 0.5
 LEARNING_RATE = 0.1
