@@ -113,6 +113,7 @@ def test_defaults_are_the_papers():
         "clip_high": 0.2,
         "dual_clip": None,
         "vf_coef": 0.5,
+        "bootstrap_truncated": True,
         "vf_clip": 0.2,
         "discount": 1.0,
         "gae_lambda": 0.95,
