@@ -92,7 +92,7 @@ def find_turns(tokenizer: Any, messages: Messages, first: int = 0) -> tuple[str,
     text = render_text(tokenizer, messages, add_generation_prompt=False)
     assistant = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     wanted = [i for i in assistant if i >= first]
-    if _MARKS.search(tokenizer.chat_template):
+    if _MARKS.search(tokenizer.get_chat_template()):
         found = _marked(tokenizer, messages, text, assistant)
         spans = [found[assistant.index(i)] for i in wanted]
     else:
@@ -191,7 +191,7 @@ def _marked(tokenizer: Any, messages: Messages, text: str, assistant: list[int])
 
     rendered, marks = render_jinja_template(
         conversations=[messages],
-        chat_template=tokenizer.chat_template,
+        chat_template=tokenizer.get_chat_template(),
         return_assistant_tokens_mask=True,
         **tokenizer.special_tokens_map,
     )

@@ -175,6 +175,14 @@ def test_messages_that_call_tools_are_learned_whole() -> None:
     assert tokenizer.decode(tokens.ids[tokens.is_trained]) == "<call>look<|im_end|>So.<|im_end|>"
 
 
+def test_the_default_of_several_templates_is_used() -> None:
+    tokenizer = byte_level(CHATML, *IM)
+    wanted = tokenize_chat(tokenizer, chat(SINGLE))
+    tokenizer.chat_template = {"default": CHATML, "tool_use": "no"}
+    check_template(tokenizer)
+    assert np.array_equal(tokenize_chat(tokenizer, chat(SINGLE)).ids, wanted.ids)
+
+
 def test_slow_tokenizers_are_refused() -> None:
     class Slow:
         is_fast, name_or_path = False, "my/slow"

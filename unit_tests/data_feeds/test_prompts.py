@@ -284,6 +284,12 @@ def test_wrong_generators_are_named(tokenizer: Any, task: str, params: dict[str,
         load_prompts(data({"reasoning_gym": task, "params": params, "size": 5}), tokenizer)
 
 
+def test_weights_that_would_do_nothing_are_refused(tmp_path: Path, tokenizer: Any) -> None:
+    path = jsonl(tmp_path / "rows.jsonl", rows(4))
+    with pytest.raises(ValueError, match=r"data.sources\[\].weight: has no effect here"):
+        load_prompts(data({"file": path, "weight": 2.0}), tokenizer)
+
+
 def test_a_second_system_message_is_refused(tmp_path: Path, tokenizer: Any) -> None:
     chat = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hi"}]
     path = jsonl(tmp_path / "rows.jsonl", [{"prompt": chat, "answer": ""}])
