@@ -112,6 +112,18 @@ def checked_by(rule: Callable[..., None]) -> Callable[[F], F]:
     return marked
 
 
+def of_group(function: F) -> F:
+    """Mark a reward function as one of a whole group, `f(group, **params)`, called when all members are generated and
+    paid by the other parts (`trajectory.reward` is the sum so far, None where that failed). It returns a list with what
+    a reward returns, one per member in the group's order."""
+    function.of_group = True  # type: ignore[attr-defined]
+    return function
+
+
+def is_of_group(function: Callable[..., Any]) -> bool:
+    return getattr(function, "of_group", False)
+
+
 def check_params(function: Callable[..., Any], what: str, params: dict[str, Any]) -> None:
     """Refuse parameters that do not fit `function(record, **params)`: names, annotated types and bounds, its own rule.
 

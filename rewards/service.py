@@ -20,10 +20,11 @@ from typing import Any
 from configs.schema import Reward
 from rewards.find import labels
 from rewards.worker import LENGTH, PartSpec, Score
-from rollouts.records import Trajectory
+from rollouts.records import Group, Trajectory
 
 START_SECONDS = 60.0  # for importing the reward functions
 CANCEL_SECONDS = 1.0  # for a cancelled async function to end
+UNPAID = "a part of the reward is of the whole group, and the group was not scored"
 
 
 def part_specs(reward: Reward) -> list[PartSpec]:
@@ -47,6 +48,7 @@ class ScoringService:
         self._slots = [_Slot() for _ in range(reward.workers)]
         # For those that were in a process with others when it was lost: here nobody else can be to blame.
         self._alone, self._alone_turn = _Slot(), asyncio.Lock()
+        self._has_group_part = False
         self._closed = False
 
     async def start(self) -> None:
@@ -60,6 +62,7 @@ class ScoringService:
         except BaseException:
             await self.close()
             raise
+        self._has_group_part = processes[0].has_group_part
         for _ in range(self.reward.concurrency if processes[0].has_async else 1):
             for slot in self._slots:
                 self._places.put_nowait(slot)
@@ -73,12 +76,42 @@ class ScoringService:
         """
         assert not self._closed, "the scoring service is closed"
         result = await self._score(trajectory)
-        failed = result.error is not None
-        trajectory.reward = 0.0 if failed and self.reward.on_error == "zero" else result.reward
+        assert isinstance(result, Score), "a trajectory has one score"
+        trajectory.reward, trajectory.reward_error = self._paid(result)
         trajectory.reward_parts = result.parts
-        trajectory.reward_error = result.error
         trajectory.reward_seconds = result.seconds
+        if self._has_group_part and result.error is None:
+            trajectory.reward_error = UNPAID
         return trajectory
+
+    async def score_group(self, group: Group) -> Group:
+        """Add what the parts of the whole group pay, and return it; nothing when there are none.
+
+        Its trajectories were scored before. Those whose scoring failed stay as they are. Never raises, as `score`.
+        """
+        waiting = [t.reward_error == UNPAID for t in group.trajectories]
+        if not any(waiting):
+            return group
+        for trajectory in group.trajectories:
+            trajectory.reward_error = None if trajectory.reward_error == UNPAID else trajectory.reward_error
+        result = await self._score(group)
+        scores = [result] * len(group.trajectories) if isinstance(result, Score) else result
+        for trajectory, score, is_open in zip(group.trajectories, scores, waiting, strict=True):
+            if not is_open:
+                continue
+            so_far = trajectory.reward
+            assert so_far is not None, "the other parts were scored without an error"
+            trajectory.reward, trajectory.reward_error = self._paid(score)
+            if score.reward is not None:
+                trajectory.reward = so_far + score.reward
+            trajectory.reward_parts |= score.parts
+            trajectory.reward_seconds += score.seconds / len(group.trajectories)
+        return group
+
+    def _paid(self, score: Score) -> tuple[float | None, str | None]:
+        """Reward and error."""
+        failed = score.error is not None
+        return 0.0 if failed and self.reward.on_error == "zero" else score.reward, score.error
 
     async def close(self) -> None:
         """Kill the processes. Safe to call twice."""
@@ -87,10 +120,10 @@ class ScoringService:
             if slot.process is not None:
                 await slot.process.lose(f"{self._names}: the scoring service was closed")
 
-    async def _score(self, trajectory: Trajectory) -> Score:
+    async def _score(self, subject: Trajectory | Group) -> Score | list[Score]:
         slot = await self._places.get()
         try:
-            return await self._score_in(slot, trajectory)
+            return await self._score_in(slot, subject)
         except _Lost as lost:
             if not lost.in_company or self._closed:
                 return Score(None, error=str(lost), seconds=lost.seconds)
@@ -98,16 +131,16 @@ class ScoringService:
             self._places.put_nowait(slot)
         async with self._alone_turn:
             try:
-                return await self._score_in(self._alone, trajectory)
+                return await self._score_in(self._alone, subject)
             except _Lost as lost:
                 return Score(None, error=str(lost), seconds=lost.seconds)
 
-    async def _score_in(self, slot: _Slot, trajectory: Trajectory) -> Score:
+    async def _score_in(self, slot: _Slot, subject: Trajectory | Group) -> Score | list[Score]:
         try:
             process = await self._process(slot)
         except ValueError as error:
             return Score(None, error=f"{self._names}: the scoring process did not start again: {error}")
-        return await process.score(trajectory, self.reward.timeout_seconds)
+        return await process.score(subject, self.reward.timeout_seconds)
 
     async def _process(self, slot: _Slot) -> _Process:
         """The slot's process; a new one when it has none or lost it."""
@@ -143,9 +176,9 @@ class _Process:
     def __init__(self, names: str, limit_seconds: float) -> None:
         self.names = names
         self.is_lost = False
-        self.has_async = False
+        self.has_async = self.has_group_part = False
         self._numbers = itertools.count()
-        self._open: dict[int, asyncio.Future[Score]] = {}
+        self._open: dict[int, asyncio.Future[Score | list[Score]]] = {}
         self._started: dict[int, float] = {}  # when the process began with each; they may wait for one another there
         self._heard = time.monotonic()
         self.socket, theirs = socket.socketpair()
@@ -168,7 +201,7 @@ class _Process:
         self._reader, self._writer = await asyncio.open_connection(sock=self.socket)
         self._writer.write(LENGTH.pack(len(specs)) + specs)
         try:
-            error, self.has_async = await asyncio.wait_for(self._message(), START_SECONDS)
+            error, self.has_async, self.has_group_part = await asyncio.wait_for(self._message(), START_SECONDS)
         except TimeoutError:
             error = f"reward {self.names}: importing it took longer than {START_SECONDS:g} s"
         except (EOFError, OSError):
@@ -178,10 +211,10 @@ class _Process:
             raise ValueError(error)
         self._listening = asyncio.create_task(self._listen())
 
-    async def score(self, trajectory: Trajectory, timeout_seconds: float) -> Score:
+    async def score(self, subject: Trajectory | Group, timeout_seconds: float) -> Score | list[Score]:
         """Raises _Lost when the process is gone or no longer to be trusted; it is killed then."""
         try:
-            message = pickle.dumps((number := next(self._numbers), trajectory), protocol=pickle.HIGHEST_PROTOCOL)
+            message = pickle.dumps((number := next(self._numbers), subject), protocol=pickle.HIGHEST_PROTOCOL)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             return Score(None, error=f"{self.names}: the trajectory cannot be sent to the scoring process: {error}")
         if self.is_lost:

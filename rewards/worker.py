@@ -27,7 +27,8 @@ from typing import Any
 import numpy as np
 
 from rewards.counted import Counted
-from rewards.find import check_params, find_reward
+from rewards.find import check_params, find_reward, is_of_group
+from rollouts.records import Group, Trajectory
 
 LENGTH = struct.Struct("!Q")
 TRACEBACK_LINES = 12
@@ -82,12 +83,12 @@ class _Raised:
 Parts = list[tuple[PartSpec, Callable[..., Any]]]
 
 
-def called(trajectory: Any, parts: Parts) -> list[Any]:
-    """Call every part: what each returned (an async one: what is to be awaited), or a _Raised."""
+def called(subject: Trajectory | Group, parts: Parts) -> list[Any]:
+    """Call every part on the trajectory or group: what each returned (an async one: what is to be awaited), or a _Raised."""
     outcomes: list[Any] = []
     for spec, function in parts:
         try:
-            outcomes.append(function(trajectory, **spec.params))
+            outcomes.append(function(subject, **spec.params))
         except BaseException as error:  # noqa: BLE001 a user's function may raise anything, SystemExit included
             outcomes.append(_Raised(error))
     return outcomes
@@ -111,6 +112,21 @@ def summed(parts: Parts, outcomes: list[Any], seconds: float) -> Score:
         if spec.weight:  # a part that is only looked at: its NaN is not the reward's
             total += spec.weight * sum(named.values())
     return Score(None if errors else total, found, "\n".join(errors) or None, seconds)
+
+
+def summed_per_member(group: Group, parts: Parts, outcomes: list[Any], seconds: float) -> list[Score]:
+    """The same for each member of a group, of parts that returned a list."""
+    members = [_per_member(outcome, len(group.trajectories)) for outcome in outcomes]
+    return [summed(parts, [part[i] for part in members], seconds) for i in range(len(group.trajectories))]
+
+
+def _per_member(outcome: Any, count: int) -> list[Any]:
+    if isinstance(outcome, _Raised):
+        return [outcome] * count
+    if not isinstance(outcome, list | tuple | np.ndarray) or len(outcome) != count:
+        error = TypeError(f"it returned {str(outcome)[:80]!r}; it must return a list of {count}, one per member")
+        return [_Raised(error)] * count
+    return list(outcome)
 
 
 def named_values(value: Any, label: str) -> dict[str, float]:
@@ -155,42 +171,54 @@ class _Answers:
     """Sends answers, from both threads, and keeps the event loop that async functions run on."""
 
     def __init__(self, sock: socket.socket, parts: Parts) -> None:
-        self.sock, self.parts = sock, parts
+        self.sock = sock
+        self.of_one: Parts = [part for part in parts if not is_of_group(part[1])]
+        self.of_group: Parts = [part for part in parts if is_of_group(part[1])]
         self.sending = threading.Lock()
         self.tasks: dict[int, asyncio.Task[None]] = {}
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
 
-    def send(self, number: int, answer: Score | None) -> None:
-        """Answer for a trajectory; None says that it is being scored from now on."""
+    def send(self, number: int, answer: Score | list[Score] | None) -> None:
+        """Answer for a trajectory or group; None says that it is being scored from now on."""
         sys.stdout.flush()
         with self.sending:
             send(self.sock, pickle.dumps((number, answer)))
 
-    def score(self, number: int, trajectory: Any) -> None:
+    def score(self, number: int, subject: Trajectory | Group) -> None:
         """Score, and answer: at once, or when what was async is done."""
         self.send(number, None)
         started = time.monotonic()
-        outcomes = called(trajectory, self.parts)
+        outcomes = called(subject, self._parts(subject))
         if any(inspect.isawaitable(outcome) for outcome in outcomes):
-            self.loop.call_soon_threadsafe(self._start, number, outcomes, started)
+            self.loop.call_soon_threadsafe(self._start, number, subject, outcomes, started)
         else:
-            self.send(number, summed(self.parts, outcomes, time.monotonic() - started))
+            self.send(number, self._summed(subject, outcomes, started))
+
+    def _parts(self, subject: Trajectory | Group) -> Parts:
+        return self.of_group if isinstance(subject, Group) else self.of_one
+
+    def _summed(self, subject: Trajectory | Group, outcomes: list[Any], started: float) -> Score | list[Score]:
+        seconds = time.monotonic() - started
+        if isinstance(subject, Group):
+            return summed_per_member(subject, self.of_group, outcomes, seconds)
+        return summed(self.of_one, outcomes, seconds)
 
     def cancel(self, number: int) -> None:
         self.loop.call_soon_threadsafe(self._cancel, number)
 
-    def _start(self, number: int, outcomes: list[Any], started: float) -> None:
-        self.tasks[number] = self.loop.create_task(self._finish(number, outcomes, started))
+    def _start(self, number: int, subject: Trajectory | Group, outcomes: list[Any], started: float) -> None:
+        self.tasks[number] = self.loop.create_task(self._finish(number, subject, outcomes, started))
 
     def _cancel(self, number: int) -> None:
         if number in self.tasks:
             self.tasks[number].cancel()
 
-    async def _finish(self, number: int, outcomes: list[Any], started: float) -> None:
+    async def _finish(self, number: int, subject: Trajectory | Group, outcomes: list[Any], started: float) -> None:
+        answer: Score | list[Score]
         try:
             outcomes = await asyncio.gather(*map(_awaited, outcomes))
-            answer = summed(self.parts, outcomes, time.monotonic() - started)
+            answer = self._summed(subject, outcomes, started)
         except asyncio.CancelledError:  # the service gave up on it, and waits to hear that it ended
             answer = Score(None, error="cancelled")
         del self.tasks[number]
@@ -207,23 +235,24 @@ def main() -> None:
             check_params(function, f"reward '{spec.function}'", spec.params)
             parts.append((spec, function))
     except ValueError as error:
-        send(sock, pickle.dumps((str(error), False)))
+        send(sock, pickle.dumps((str(error), False, False)))
         return
-    send(sock, pickle.dumps((None, any(is_async(function) for _, function in parts))))
+    functions = [function for _, function in parts]
+    send(sock, pickle.dumps((None, any(map(is_async, functions)), any(map(is_of_group, functions)))))
     answers = _Answers(sock, parts)
     limit = float(sys.argv[3])
     while True:
         try:
-            number, trajectory = pickle.loads(receive(sock))
+            number, subject = pickle.loads(receive(sock))
         except EOFError:
             return
-        if trajectory is None:
+        if subject is None:
             answers.cancel(number)
             continue
         # The service kills sooner. This is for an orphan whose function holds the interpreter's lock, so that the
         # thread above never runs.
         faulthandler.dump_traceback_later(limit, exit=True)
-        answers.score(number, trajectory)
+        answers.score(number, subject)
         faulthandler.cancel_dump_traceback_later()
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from rewards.counted import Counted
+from rewards.find import of_group
 
 
 def by_response(trajectory: Any, folder: str = "") -> Any:
@@ -174,3 +175,25 @@ def mutate(trajectory: Any) -> float:
     trajectory.response = "changed"
     trajectory.prompt.messages.clear()
     return 1.0
+
+
+@of_group
+def rank(group: Any) -> list[Any]:
+    """Each member's place by what it was paid so far, as a named number."""
+    paid = sorted(t.reward for t in group.trajectories if t.reward is not None)
+    return [{"place": paid.index(t.reward) if t.reward is not None else -1} for t in group.trajectories]
+
+
+@of_group
+async def by_first_response(group: Any) -> Any:
+    """What the first response says: a list that is wrong in some way, or none."""
+    first = group.trajectories[0].response
+    if first == "hang":
+        await asyncio.sleep(10**6)
+    if first == "fail":
+        raise KeyError("the column nobody has")
+    if first == "die":
+        os._exit(3)
+    return {"short": [1.0], "number": 1.0, "text": ["a"] * len(group.trajectories), "part": [1.0, "a", float("nan")]}[
+        first
+    ]

@@ -6,12 +6,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 from configs.schema import Reward
 from rewards import sandbox
-from rewards.find import check_params, find_reward, reward_names
+from rewards.find import check_params, find_reward, is_of_group, reward_names
+from rollouts.records import Group, Prompt, Trajectory
 
 PAGE = (Path(__file__).parents[2] / "docs" / "REWARDS.md").read_text()
 EXAMPLES = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
@@ -45,3 +47,16 @@ def test_examples_pass_the_checks(example: str, tmp_path: Path, monkeypatch: pyt
 def test_examples_name_every_reward() -> None:
     named = {part["function"] for text in EXAMPLES for part in yaml.safe_load(text)["reward"]["parts"]}
     assert set(reward_names()) - named == {"length", "repetition"}  # shown in a table
+
+
+def test_the_group_reward_in_the_page_pays_as_it_says() -> None:
+    (code,) = (c for c in re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) if "@of_group" in c)
+    page: dict[str, Any] = {}
+    exec(code, page)
+    none, floats = np.zeros(0, np.int32), np.zeros(0, np.float32)
+    said = [
+        Trajectory(Prompt("p", []), "g", 0, none, none, floats, none, np.zeros(0, bool), none, response=text)
+        for text in ("a", " b", "a ")
+    ]
+    assert is_of_group(page["nobody_else_said_it"])
+    assert page["nobody_else_said_it"](Group("g", said[0].prompt, said)) == [0.0, 1.0, 0.0]
