@@ -8,31 +8,19 @@ with `{% generation %}` marks say it themselves.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from data_feeds.chat import check_chat_template, render_text
+from data_feeds.chat import check_chat_template
+from data_feeds.turn_spans import Messages, Turn, find_turns, squeezed
 from rollouts.records import BoolArray, IntArray
 
-Messages = list[dict[str, Any]]
-
-_MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _ASKED: Messages = [{"role": "user", "content": "What is it?"}]
 _AGAIN: Messages = [*_ASKED, {"role": "assistant", "content": "That."}, {"role": "user", "content": "Why?"}]
 _ANSWER = "It is Grüße 你好."
 _THOUGHTS = "<think>\nWell.\n</think>\n\n"  # some templates cannot do without
-
-
-@dataclass(frozen=True)
-class Turn:
-    """A learned assistant turn as a stretch of the rendered text, from what the model writes first to its end token."""
-
-    index: int  # among all assistant turns of the chat
-    start: int
-    end: int
 
 
 @dataclass(frozen=True)
@@ -87,22 +75,6 @@ def tokenize_chat(tokenizer: Any, messages: Messages, first: int = 0) -> ChatTok
     return ChatTokens(ids[:stop], is_trained[:stop], turn_of[:stop], text, tuple(turns))
 
 
-def find_turns(tokenizer: Any, messages: Messages, first: int = 0) -> tuple[str, list[Turn]]:
-    """The rendered chat, and its assistant turns from message `first` on. Raises ValueError as tokenize_chat."""
-    text = render_text(tokenizer, messages, add_generation_prompt=False)
-    assistant = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-    wanted = [i for i in assistant if i >= first]
-    if _MARKS.search(tokenizer.get_chat_template()):
-        found = _marked(tokenizer, messages, text, assistant)
-        spans = [found[assistant.index(i)] for i in wanted]
-    else:
-        spans = [_rendered(tokenizer, messages, text, i) for i in wanted]
-    turns = [Turn(assistant.index(i), *span) for i, span in zip(wanted, spans, strict=True)]
-    for i, turn in zip(wanted, turns, strict=True):
-        _check_kept(messages[i], text[turn.start : turn.end], turn.index)
-    return text, turns
-
-
 def check_template(tokenizer: Any) -> None:
     """Prove on two small chats that the learned tokens decode to the assistant's text and an end token after it.
 
@@ -128,7 +100,7 @@ def _prove(tokenizer: Any, chat: Messages) -> None:
         tokens.ids[tokens.is_trained], skip_special_tokens=False, clean_up_tokenization_spaces=False
     )
     knows_all_words = tokenizer.unk_token is None or tokenizer.unk_token not in decoded
-    if knows_all_words and _squeezed(decoded) != _squeezed(wanted):
+    if knows_all_words and squeezed(decoded) != squeezed(wanted):
         raise ValueError(
             f"the tokens to learn decode to {decoded!r}, not to the assistant's turn {wanted!r}: the tokenizer of "
             f"'{tokenizer.name_or_path}' gives no usable character offsets"
@@ -149,72 +121,6 @@ def check_fast(tokenizer: Any) -> None:
         )
 
 
-def _rendered(tokenizer: Any, messages: Messages, text: str, i: int) -> tuple[int, int]:
-    """Start and end of message i, by rendering the chat up to it."""
-    opening = render_text(tokenizer, messages[:i], add_generation_prompt=True) if i else ""
-    if not text.startswith(opening):
-        at = next((k for k, (a, b) in enumerate(zip(opening, text, strict=False)) if a != b), len(text))
-        raise ValueError(
-            f"the chat template of '{tokenizer.name_or_path}' asks for message {i + 1} with {_short(opening[at:])}, but "
-            f"writes {_short(text[at:])} there in the finished chat (after {_short(text[max(0, at - 30) : at])}); the model "
-            "would learn to go on from what it is never given"
-        )
-    is_last = i == len(messages) - 1
-    done = text if is_last else render_text(tokenizer, messages[: i + 1], add_generation_prompt=False)
-    if text.startswith(done):
-        return len(opening), len(done.rstrip())
-    return len(opening), _end_by_marker(tokenizer, messages, text, i)
-
-
-def _end_by_marker(tokenizer: Any, messages: Messages, text: str, i: int) -> int:
-    """Where message i ends when it renders differently as the last one (Qwen3 gives only that one a thinking block): a
-    marker in place of its text shows what stands around it in either place."""
-    marker = "marker"
-    while marker in text:
-        marker += "s"
-    marked = {**messages[i], "content": marker}
-    whole = render_text(tokenizer, [*messages[:i], marked, *messages[i + 1 :]], add_generation_prompt=False)
-    last = render_text(tokenizer, [*messages[:i], marked], add_generation_prompt=False)
-    before, found, after = whole.partition(marker)
-    closing = last.partition(marker)[2].rstrip()
-    if not (found and text.startswith(before) and text.endswith(after) and after.startswith(closing)):
-        raise ValueError(
-            f"the chat template of '{tokenizer.name_or_path}' ends message {i + 1} with {_short(closing)} when it is the "
-            f"last one, but with {_short(after)} inside the chat; learn the last turn only (data.train_on: last_assistant)"
-        )
-    return len(text) - len(after) + len(closing)
-
-
-def _marked(tokenizer: Any, messages: Messages, text: str, assistant: list[int]) -> list[tuple[int, int]]:
-    """Start and end of every assistant turn, from the template's own marks."""
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    rendered, marks = render_jinja_template(
-        conversations=[messages],
-        chat_template=tokenizer.get_chat_template(),
-        return_assistant_tokens_mask=True,
-        **tokenizer.special_tokens_map,
-    )
-    assert rendered[0] == text, "the template renders differently the second time"
-    if len(marks[0]) != len(assistant):
-        raise ValueError(
-            f"the chat template of '{tokenizer.name_or_path}' marks {len(marks[0])} generations in a chat with "
-            f"{len(assistant)} assistant turns"
-        )
-    # Whether the end token is inside the mark is the template author's taste; it is learned either way.
-    last, end = assistant[-1], marks[0][-1][1]
-    is_last = last == len(messages) - 1
-    done = text if is_last else render_text(tokenizer, messages[: last + 1], add_generation_prompt=False)
-    closing = done[end:].rstrip() if text.startswith(done) else ""
-    return [
-        (
-            start,
-            end + len(closing) if closing and text.startswith(closing, end) else start + len(text[start:end].rstrip()),
-        )
-        for start, end in marks[0]
-    ]
-
-
 def _inside(text: str, turn: Turn, starts: np.ndarray, ends: np.ndarray) -> BoolArray:
     """The tokens of a turn. Tokens across its borders may share blanks with the template, nothing else."""
     across_start = (starts < turn.start) & (ends > turn.start)
@@ -230,23 +136,3 @@ def _inside(text: str, turn: Turn, starts: np.ndarray, ends: np.ndarray) -> Bool
                 "neither be learned nor left out"
             )
     return np.asarray((starts >= turn.start) & (starts < turn.end), dtype=np.bool_)
-
-
-def _check_kept(message: dict[str, Any], rendered: str, index: int) -> None:
-    """What is to be learned must stand in the rendering, give or take blanks."""
-    content = message.get("content")
-    if isinstance(content, list):
-        content = "".join(str(part.get("text", "")) for part in content if part.get("type") == "text")
-    if content and _squeezed(content) not in _squeezed(rendered):
-        raise ValueError(
-            f"the chat template leaves out or changes text of assistant turn {index + 1}: {_short(content)} becomes "
-            f"{_short(rendered)}; learn the last turn only (data.train_on: last_assistant), or change the text"
-        )
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 60 else text[:60] + "…")
-
-
-def _squeezed(text: str) -> str:
-    return "".join(text.split())

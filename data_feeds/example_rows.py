@@ -162,4 +162,4 @@ def _pair(row: Columns, source: Source, where: str) -> tuple[Messages, tuple[Mes
 def _label(cell: Any, column: str, where: str) -> bool:
     if isinstance(cell, bool) or (isinstance(cell, int) and cell in (0, 1)):
         return bool(cell)
-    raise ValueError(f"{where}: column '{column}' is {cell!r}; a label is true or false")
+    raise ValueError(f"{where}: column '{column}' is {repr(cell)[:60]}; a label is true or false")

@@ -47,10 +47,12 @@ class LeftOut:
             self.reasons.append(str(error))
 
     def __str__(self) -> str:
-        return (
-            f"left out: {self.bad} bad, {self.too_long} too long, {self.duplicates} duplicates, {self.leaks} also held "
-            f"out; {self.truncated} truncated"
-        )
+        counts = {
+            "bad": self.bad, "too long": self.too_long, "duplicates": self.duplicates, "also held out": self.leaks,
+        }  # fmt: skip
+        out = ", ".join(f"{count} {why}" for why, count in counts.items() if count)
+        cut = f"; {self.truncated} truncated" if self.truncated else ""
+        return f"left out: {out or 'none'}{cut}"
 
 
 @dataclass(frozen=True)

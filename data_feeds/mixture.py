@@ -161,11 +161,7 @@ class Stream:
             example = self.sources[which].get(row - int(self._starts[which]))
             if example is not None:
                 return example
-        source = self.sources[0]
-        raise ValueError(
-            f"data.sources: no row of '{source.name}' can be learned from ({source.left_out}); the first: "
-            f"{'; '.join(source.left_out.reasons)}"
-        )
+        raise ValueError(f"data.sources: a whole epoch of '{self.sources[0].name}' held nothing to learn from")
 
     def _row(self, position: int) -> int:
         epoch, index = divmod(position, self.rows)

@@ -83,6 +83,12 @@ def load_feed(data: SLData, kind: Kind, tokenizer: Any, seed: int, max_heldout: 
         train, heldout = _split(train, data)
     sources = [scan.source(loader.maker) for scan in train]
     held = [scan.source(loader.maker) for scan in heldout]
+    for source in sources:
+        if len(source) and next(iter(source), None) is None:
+            raise ValueError(
+                f"data.sources: no row of '{source.name}' can be learned from ({source.left_out}); the first: "
+                f"{'; '.join(source.left_out.reasons)}"
+            )
     sampler = MixedExamples(sources, seed, data.mixture, data.mixture_concentration, data.shuffle)
     examples = _read_heldout(held, [scan.keys for scan in heldout], max_heldout)
     if any(len(source) for source in held) and not examples:

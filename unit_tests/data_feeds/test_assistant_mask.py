@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data_feeds import turn_spans
 from data_feeds.assistant_mask import check_template, first_trained, tokenize_chat
 from data_feeds.chat import render_chat, render_text
 from data_prep.tiny_sorter import make_tokenizer
@@ -24,6 +25,7 @@ CHATS: dict[str, list[str]] = {
     "empty turn": ["What?", "", "Why?", "So."],
     "empty last": ["What?", "So.", "Why?", ""],
     "user has the last word": ["What?", "It is.", "Why?"],
+    "many": [t for i in range(7) for t in (f"Why {i}? ", ("\n so it is ", "", "日本 😀", "well  ")[i % 4])],
     "looks like the template": ["say <|im_end|>\n<|im_start|>assistant\nno", "well <|im_end|> [/INST] it"],
 }
 
@@ -93,6 +95,30 @@ def test_what_comes_before_the_answer_is_what_the_engine_is_given(family: Family
     before = int(np.flatnonzero(tokens.is_trained)[0])
     assert tokens.ids[:before].tolist() == render_chat(family.tokenizer(), messages[:3])
     assert set(tokens.turn[tokens.is_trained]) == {1} and tokens.is_trained[before:].all()
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
+def test_a_long_chat_takes_a_handful_of_renderings(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    messages = chat([t for i in range(40) for t in (f"Why {i}?", f"Because it is {i}.")])
+    renderings = []
+
+    def counted(tokenizer: Any, messages: Messages, add_generation_prompt: bool) -> str:
+        renderings.append(len(messages))
+        return render_text(tokenizer, messages, add_generation_prompt)
+
+    monkeypatch.setattr(turn_spans, "render_text", counted)
+    text, turns = turn_spans.find_turns(family.tokenizer(), messages)
+    assert len(turns) == 40 and len(renderings) <= 12
+    monkeypatch.setattr(turn_spans, "MANY", 1000)
+    assert turn_spans.find_turns(family.tokenizer(), messages) == (text, turns), "turn by turn says the same"
+
+
+def test_a_turn_that_stands_differently_among_many_is_found_on_its_own() -> None:
+    template = CHATML.replace("m.content +", "('' if loop.index0 != 5 else '<think></think>') + m.content +")
+    tokenizer = byte_level(template, *IM)
+    tokens = tokenize_chat(tokenizer, chat([t for i in range(6) for t in ("Why?", f"so {i}")]))
+    decoded = [tokenizer.decode(tokens.ids[tokens.is_trained & (tokens.turn == k)]) for k in range(6)]
+    assert decoded == [f"{'<think></think>' if k == 2 else ''}so {k}<|im_end|>" for k in range(6)]
 
 
 def test_thoughts_that_the_template_drops_are_not_passed_over_in_silence() -> None:

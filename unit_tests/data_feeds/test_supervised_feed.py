@@ -261,7 +261,7 @@ def test_long_examples_are_skipped_cut_or_refused(tmp_path: Path) -> None:
     ):
         feed(source, max_tokens=20, too_long="error")
     with pytest.raises(ValueError, match="no row of 'a' can be learned from"):
-        feed(source, max_tokens=2).sampler.next(1)
+        feed(source, max_tokens=2)
 
 
 def test_a_pair_that_truncation_makes_equal_is_left_out(tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_ragged_files_never_stop_an_epoch(
     try:
         made = feed(source, max_tokens=max_tokens, too_long=too_long)
     except ValueError as error:
-        if "no row can be used" in str(error) or "holds no row" in str(error):
+        if "no row can be used" in str(error) or "can be learned from" in str(error) or "holds no row" in str(error):
             return
         raise
     usable = list(made.all_training())
