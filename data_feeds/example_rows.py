@@ -40,13 +40,8 @@ def check_columns(rows: Rows, source: Source, kind: Kind, key: str) -> None:
         return
     for name, column in _needed(source, kind):
         if column not in rows.columns:
-            hint = ""
-            if "messages" in rows.columns and name in ("prompt_column", "answer_column"):
-                hint = ", or messages_column: messages"
-            raise ValueError(
-                f"{rows.where(0).rpartition(' row ')[0]}: there is no column '{column}'; "
-                f"{nearest_name(column, list(rows.columns))}; set {key}.{name}{hint}"
-            )
+            where = rows.where(0).rpartition(" row ")[0]
+            raise ValueError(_no_column(where, column, list(rows.columns), f"{key}.{name}"))
         wrong = _NO_LABEL if name == "label_column" else _NO_TEXT
         if wrong.match(rows.columns[column]):
             holds = "true or false" if name == "label_column" else "text or lists of chat messages"
@@ -54,6 +49,13 @@ def check_columns(rows: Rows, source: Source, kind: Kind, key: str) -> None:
                 f"{rows.where(0).rpartition(' row ')[0]}: column '{column}' holds {rows.columns[column]}; it must hold "
                 f"{holds}; set {key}.{name}"
             )
+
+
+def _no_column(where: str, column: str, names: list[str], key: str) -> str:
+    hint = ""
+    if "messages" in names and key.endswith(("prompt_column", "answer_column")):
+        hint = ", or messages_column: messages"
+    return f"{where}: there is no column '{column}'; {nearest_name(column, names)}; set {key}{hint}"
 
 
 def _needed(source: Source, kind: Kind) -> list[tuple[str, str]]:
@@ -71,7 +73,7 @@ def parse_row(row: Columns, source: Source, kind: Kind, system_prompt: str | Non
     """Raises ValueError, beginning with `where`, when the row is no such example."""
     for name, column in _needed(source, kind):
         if column not in row:
-            raise ValueError(f"{where}: there is no column '{column}' ({name}); {nearest_name(column, list(row))}")
+            raise ValueError(_no_column(where, column, list(row), name))
     label = None
     if kind == "pairs":
         prompt, both = _pair(row, source, where)

@@ -138,6 +138,7 @@ def test_labelled_responses(tmp_path: Path) -> None:
 
 BAD: list[tuple[Kind, Any, str]] = [
     ("demonstrations", {"promt": "a", "answer": "b"}, "there is no column 'prompt'.*did you mean 'promt'"),
+    ("demonstrations", {"messages": []}, "set prompt_column, or messages_column: messages"),
     ("demonstrations", {"prompt": 5, "answer": "b"}, "column 'prompt' is a int"),
     ("demonstrations", {"prompt": "a", "answer": {"x": 1}}, "column 'answer' is a dict"),
     ("demonstrations", {"prompt": "a", "answer": None}, "column 'answer' is empty"),
@@ -231,6 +232,32 @@ def test_rows_alike_from_every_kind_of_source(tmp_path: Path) -> None:
     assert [p.stat().st_mtime_ns for p in (tmp_path / "cache").iterdir()] == [before], "made once"
     parquet.write_table(pa.Table.from_pylist(rows(3)), tmp_path / "rows.parquet")
     assert feed(sources[2], cache_dir=cache).training_rows == 3, "a changed file is read anew"
+
+
+def test_chats_alike_from_every_kind_of_source(tmp_path: Path) -> None:
+    table = [
+        {"chat": [user(f"a {i}"), {**said("b"), "name": "x"} if i % 2 else said("c"), user("d"), said(f"{i}")]}
+        for i in range(7)
+    ]
+    parquet.write_table(pa.Table.from_pylist(table), tmp_path / "rows.parquet")
+    datasets.Dataset.from_list(table).save_to_disk(tmp_path / "rows")
+    made = [
+        list(feed({**place, "messages_column": "chat"}, cache_dir=str(tmp_path / "cache")).all_training())
+        for place in (
+            {"file": jsonl(tmp_path / "rows.jsonl", table)},
+            {"file": str(tmp_path / "rows.parquet")},
+            {"dataset": str(tmp_path / "rows")},
+        )
+    ]
+    texts = [[learned(t) for (t,) in examples] for examples in made]
+    assert texts[0] == [f"{'b' if i % 2 else 'c'}<|im_end|>{i}<|im_end|>" for i in range(7)]
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_data_sets_of_the_wrong_type_are_refused_before_any_row(tmp_path: Path) -> None:
+    datasets.Dataset.from_list([{"prompt": "a", "response": 1, "label": True}]).save_to_disk(tmp_path / "rows")
+    with pytest.raises(ValueError, match=r"rows: column 'response' holds Value\('int64'\); it must hold text"):
+        feed({"dataset": str(tmp_path / "rows")}, "labels")
 
 
 def test_data_sets_that_cannot_be_loaded_are_named(tmp_path: Path) -> None:
