@@ -1,10 +1,11 @@
 """Loading and packing many rows: is time linear, is memory bounded?
 
     python -m benchmarks.load_rows                              # 100,000, 300,000 and 1,000,000 rows: about a quarter of an hour
+    python -m benchmarks.load_rows --draw 100000                # all opened, 100,000 of each drawn
     python -m benchmarks.load_rows --rows 10000 30000           # a minute
 
 For each size, in a process of its own: a parquet file of questions and answers is written; the feed of a supervised job is
-opened (every row is read, checked and hashed for the split); then one epoch is drawn in random order, tokenised by the
+opened (every row is read, checked and hashed for the split); then one epoch (or --draw rows of it) is drawn in random order, tokenised by the
 model's chat template with its mask, and packed. Rates count rows and real tokens per processor second (one thread), which
 holds on a busy machine too; wall-clock time is printed beside. Memory is the process's own (anonymous)
 at its highest after the libraries were loaded: pages of mapped files are the system's to keep or drop, and are shown apart.
@@ -43,6 +44,7 @@ TOKENS_PER_MICRO_BATCH = 8192
 @dataclass(frozen=True)
 class Result:
     rows: int
+    drawn: int
     file_mb: float
     open_cpu: float  # processor seconds: copy, check, hash, split
     feed_cpu: float  # processor seconds: draw, tokenise, pack
@@ -68,8 +70,8 @@ def write_rows(path: Path, rows: int) -> None:
             writer.write_table(pa.table({"prompt": prompts, "answer": [" ".join(w) for w in words]}, schema=schema))
 
 
-def measure(rows: int, model: str) -> Result:
-    """One size, in this process."""
+def measure(rows: int, draw: int, model: str) -> Result:
+    """One size, in this process; `draw` of its rows are tokenised and packed."""
     tokenizer = load_tokenizer(model)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.parquet"
@@ -83,8 +85,8 @@ def measure(rows: int, model: str) -> Result:
         opened, opened_cpu = time.perf_counter(), time.process_time()
         peak = max(peak, memory_mb("RssAnon"))
         tokens = micro_batches = drawn = 0
-        while drawn < rows:
-            batch = feed.sampler.next(min(ROWS_PER_BATCH, rows - drawn))
+        while drawn < draw:
+            batch = feed.sampler.next(min(ROWS_PER_BATCH, draw - drawn))
             drawn += len(batch)
             members = [t for example in batch for t in example]
             ones = np.ones(len(members), dtype=np.float32)
@@ -92,7 +94,7 @@ def measure(rows: int, model: str) -> Result:
             tokens += sum(micro.tokens for micro in packed)
             micro_batches += len(packed)
             peak = max(peak, memory_mb("RssAnon"))
-            if drawn // 100_000 > (drawn - len(batch)) // 100_000 and drawn < rows:
+            if drawn // 100_000 > (drawn - len(batch)) // 100_000 and drawn < draw:
                 rate = drawn / (time.process_time() - opened_cpu)
                 print(
                     f"    {drawn:,} of {rows:,} rows: {rate:,.0f} rows per processor second",
@@ -100,9 +102,10 @@ def measure(rows: int, model: str) -> Result:
                     flush=True,
                 )
         ended, ended_cpu = time.perf_counter(), time.process_time()
-        assert feed.sampler.metrics()["epoch/rows"] == 1
+        assert feed.sampler.metrics()["epoch/rows"] == draw / rows
         return Result(
             rows,
+            draw,
             path.stat().st_size / 1e6,
             opened_cpu - started_cpu,
             ended_cpu - opened_cpu,
@@ -127,16 +130,16 @@ def memory_mb(kind: str) -> float:
 def table(results: list[Result]) -> list[str]:
     """A line per size; rates relative to the first: 1.0 all the way down is linear time."""
     lines = [
-        f"{'rows':>10} {'file MB':>8} | {'open: wall s':>12} {'rows/s':>8} {'rel.':>5} | {'feed: wall s':>12} {'rows/s':>7} "
+        f"{'rows':>10} {'file MB':>8} | {'open: wall s':>12} {'rows/s':>8} {'rel.':>5} | {'drawn':>9} {'wall s':>7} {'rows/s':>7} "
         f"{'rel.':>5} {'tokens/s':>9} | {'own MB before':>13} {'peak':>6} {'bytes/row':>9} {'mapped MB':>9}"
     ]
     first = results[0]
     for r in results:
-        opening, feeding = r.rows / r.open_cpu, r.rows / r.feed_cpu
+        opening, feeding = r.rows / r.open_cpu, r.drawn / r.feed_cpu
         lines.append(
             f"{r.rows:>10,} {r.file_mb:>8.1f} | {r.open_wall:>12.1f} {opening:>8,.0f} "
-            f"{opening / (first.rows / first.open_cpu):>5.2f} | {r.feed_wall:>12.1f} {feeding:>7,.0f} "
-            f"{feeding / (first.rows / first.feed_cpu):>5.2f} {r.tokens / r.feed_cpu:>9,.0f} | "
+            f"{opening / (first.rows / first.open_cpu):>5.2f} | {r.drawn:>9,} {r.feed_wall:>7.1f} {feeding:>7,.0f} "
+            f"{feeding / (first.drawn / first.feed_cpu):>5.2f} {r.tokens / r.feed_cpu:>9,.0f} | "
             f"{r.base_mb:>13.0f} {r.peak_mb:>6.0f} {(r.peak_mb - r.base_mb) * 1e6 / r.rows:>9.0f} {r.mapped_mb:>9.0f}"
         )
     return lines
@@ -148,14 +151,16 @@ def main() -> int:
     parser.add_argument(
         "--model", default="models/SmolLM2-135M-Instruct", help="folder with tokenizer and chat template"
     )
+    parser.add_argument("--draw", type=int, help="rows to draw of each size; default: all, one epoch")
     parser.add_argument("--one", action="store_true", help="measure the first size in this process and print JSON")
     given = parser.parse_args()
     if given.one:
-        print(json.dumps(asdict(measure(given.rows[0], given.model))))
+        print(json.dumps(asdict(measure(given.rows[0], given.draw or given.rows[0], given.model))))
         return 0
     results = []
     for rows in given.rows:
         command = [sys.executable, "-m", "benchmarks.load_rows", "--one", "--rows", str(rows), "--model", given.model]
+        command += ["--draw", str(min(rows, given.draw or rows))]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         fields: dict[str, Any] = json.loads(done.stdout)
         results.append(Result(**fields))

@@ -69,16 +69,7 @@ def load_feed(data: SLData, kind: Kind, tokenizer: Any, seed: int, max_heldout: 
     train = loader.scan(data.sources, "sources")
     if data.heldout_sources:
         heldout = loader.scan(data.heldout_sources, "heldout_sources")
-        asked = np.unique(np.concatenate([scan.keys for scan in heldout]))
-        for scan in train:
-            leaks = np.isin(scan.keys, asked)
-            scan.left_out.leaks = int(leaks.sum())
-            scan.keep(~leaks)
-        if not any(len(scan.kept) for scan in train):
-            raise ValueError(
-                "data.sources: all training rows are also in data.heldout_sources (by data.split_by: "
-                f"{data.split_by}); hold out other rows, or leave heldout_sources out and use data.heldout_fraction"
-            )
+        _remove_leaks(train, heldout, data)
     else:
         train, heldout = _split(train, data)
     sources = [scan.source(loader.maker) for scan in train]
@@ -187,6 +178,20 @@ def _drop_repeats(scans: list[_Scan]) -> None:
         start += len(mask)
         scan.left_out.duplicates = int((~mask).sum())
         scan.keep(mask)
+
+
+def _remove_leaks(train: list[_Scan], heldout: list[_Scan], data: SLData) -> None:
+    """Take the training rows away that share a split key with a held-out one."""
+    asked = np.unique(np.concatenate([scan.keys for scan in heldout]))
+    for scan in train:
+        leaks = np.isin(scan.keys, asked)
+        scan.left_out.leaks = int(leaks.sum())
+        scan.keep(~leaks)
+    if not any(len(scan.kept) for scan in train):
+        raise ValueError(
+            "data.sources: all training rows are also in data.heldout_sources (by data.split_by: "
+            f"{data.split_by}); hold out other rows, or leave heldout_sources out and use data.heldout_fraction"
+        )
 
 
 def _split(train: list[_Scan], data: SLData) -> tuple[list[_Scan], list[_Scan]]:
