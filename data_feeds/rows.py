@@ -6,6 +6,7 @@ one, is copied once into an Arrow file that is mapped. A Hugging Face data set i
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import json
@@ -110,6 +111,11 @@ class ParquetRows:
                 if not copy.is_file():
                     _write_arrow(file, copy)
         except (pyarrow.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+                raise ValueError(
+                    f"data file {path}: its mapped copy cannot be written into {cache_dir}: {_said(error)}; set "
+                    "data.cache_dir of a supervised job, or TMPDIR"
+                ) from error
             raise ValueError(f"data file {path}: it is not readable as parquet: {_said(error)}") from error
         reader = ipc.open_file(pyarrow.memory_map(str(copy)))
         self._batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
