@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
+import pickle
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from peft import PeftModel
 
 from configs.lora import Lora
+from data_feeds.packing import pack
 from orchestration.lora import adapter_tensors, add_adapters, announced, load_adapter
 from orchestration.probe import TOLERANCE_BY_DTYPE, ProbeFailed, compare
 from orchestration.weight_sync import WeightPublisher
@@ -25,6 +29,9 @@ from unit_tests.e2e.test_engine_sync import (
     reference_logprobs,
     write_tokenizer,
 )
+from unit_tests.orchestration.ranks import Ranks
+from unit_tests.orchestration.test_trainer import make_trajectories
+from unit_tests.tiny_model import CHAT_TEMPLATE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -36,10 +43,11 @@ class AdapterPair:
     """One engine with an event loop of its own, and the model with adapters whose weights it should hold."""
 
     def __init__(self, folder: Path) -> None:
-        self.loop = asyncio.new_event_loop()
+        self.loop, self.folder = asyncio.new_event_loop(), folder
         self.model = random_model(0)
         self.model.save_pretrained(folder / "model")
         write_tokenizer(folder / "model")
+        (folder / "model" / "chat_template.jinja").write_text(CHAT_TEMPLATE)  # a trainer saves it with its checkpoints
         add_adapters(self.model, LORA)
         self.engine = VLLMEngine(
             str(folder / "model"), dtype="float32", device="cpu", max_model_len=512, threads=1, lora_rank=LORA.rank,
@@ -142,8 +150,8 @@ def test_an_update_in_flight_leaves_both_versions_in_a_response(pair: AdapterPai
         by_old = generation.versions == old_version
         gap_to_old = np.abs(reference_logprobs(old, prompt, generation, 1.0) - generation.logprobs)
         gap_to_new = np.abs(reference_logprobs(pair.model, prompt, generation, 1.0) - generation.logprobs)
-        assert gap_to_old[by_old].max() < 1e-4
-        assert gap_to_new[~by_old].max() < 1e-4
+        assert gap_to_old[by_old].max() < 1e-3
+        assert gap_to_new[~by_old].max() < 1e-3
         assert gap_to_old[~by_old].mean() > 0.1
 
 
@@ -186,3 +194,27 @@ def test_what_is_not_the_whole_adapter_is_refused(pair: AdapterPair, publisher: 
 
     pair.sync(publisher, seed=9)  # a whole one mends it
     assert pair.mean_gap() < 1e-5
+
+
+def test_the_engine_computes_as_two_trainer_ranks_under_zero_3(pair: AdapterPair) -> None:
+    """Trained by DeepSpeed, gathered, published, loaded; and judged by PEFT on the checkpoint of the same weights."""
+    trajectories = make_trajectories()
+    ones = np.ones(len(trajectories), dtype=np.float32)
+    advantages = np.where(np.arange(len(trajectories)) % 2, 1.0, -1.0).astype(np.float32)
+    batches = pack(trajectories, np.arange(len(trajectories)), advantages, ones / 100, 0, 60, 2, True)
+    (pair.folder / "micro_batches.pkl").write_bytes(pickle.dumps(batches))
+    ranks = Ranks(2)
+    try:
+        ranks.run("unit_tests.e2e.lora_sync_rank", pair.folder)
+    finally:
+        ranks.close()
+    update = json.loads((pair.folder / "update.json").read_text())
+    pair.version = update["version"]
+    pair.run(pair.engine.load_weights(pair.version, update))
+    saved = PeftModel.from_pretrained(random_model(0), pair.folder / "saved")
+    made = pair.generate()
+    by_base = [reference_logprobs(random_model(0), p, m, 1.0) for p, m in zip(PROMPTS, made, strict=True)]
+    by_peft = [reference_logprobs(saved, p, m, 1.0) for p, m in zip(PROMPTS, made, strict=True)]
+    assert compare([m.logprobs for m in made], by_peft, TOLERANCE_BY_DTYPE["float32"]).mean_gap < 1e-5
+    with pytest.raises(ProbeFailed):
+        compare([m.logprobs for m in made], by_base, TOLERANCE_BY_DTYPE["float32"])

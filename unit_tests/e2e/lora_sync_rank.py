@@ -1,0 +1,38 @@
+"""One trainer rank of test_lora_sync.py; see unit_tests/orchestration/ranks.py.
+
+Trains fresh adapters under ZeRO-3 for one step, publishes them, and saves them in PEFT's format.
+"""
+
+
+def run(folder: str, rank: int, ranks: int) -> None:
+    import json
+    import pickle
+    from pathlib import Path
+
+    from algs.grpo import GRPO
+    from configs.lora import Lora
+    from configs.schema import Model
+    from configs.training import Train
+    from orchestration.devices import resolve
+    from orchestration.trainer import Trainer
+    from orchestration.trainer_settings import TrainerSettings
+    from orchestration.weight_sync import WeightPublisher
+
+    train = Train(
+        learning_rate=0.3, zero_stage=3, deepspeed={"zero_optimization": {"stage3_param_persistence_threshold": 0}}
+    )
+    settings = TrainerSettings(
+        Model(path=f"{folder}/model", dtype="float32", device="cpu"), train, temperature=1.0, seed=0, total_updates=2,
+        lora=Lora(rank=4, alpha=6, rank_stabilised=True),
+    )  # fmt: skip
+    trainer = Trainer(settings, GRPO(GRPO.Params()), resolve("cpu"))
+    batches = pickle.loads(Path(folder, "micro_batches.pkl").read_bytes())[rank]
+    trainer.step([batches])
+    trainer.step([batches])  # in the first, B is zero and A has no gradient
+    trainer.save(Path(folder, "saved"))
+    if rank > 0:
+        for _ in trainer.weights():
+            pass
+        return
+    update = WeightPublisher("disk", Path(folder, "weights")).publish(1000, trainer.weights(), trainer.sent_adapter())
+    Path(folder, "update.json").write_text(json.dumps(update))
