@@ -141,6 +141,8 @@ def _make_root(settings: dict[str, Any]) -> None:
     """Turn the root folder into `binds`, devices and an empty /tmp; then put the settings' files there."""
     _mount("none", "/", "", MS_REC | MS_PRIVATE)
     _mount("tmpfs", NEW_ROOT, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=755")
+    os.mkdir(f"{NEW_ROOT}/tmp")  # before the binds: Python may live in the machine's /tmp
+    _mount("tmpfs", f"{NEW_ROOT}/tmp", "tmpfs", MS_NOSUID | MS_NODEV, f"size={settings['scratch_bytes']},mode=1777")
     for path in (*settings["binds"], *DEVICES):
         target = NEW_ROOT + path
         os.makedirs(os.path.dirname(target), exist_ok=True)
@@ -152,13 +154,8 @@ def _make_root(settings: dict[str, Any]) -> None:
         else:
             open(target, "w").close()
         _mount(path, target, "", MS_BIND | MS_REC)
-    os.mkdir(f"{NEW_ROOT}/tmp")
-    attributes = (ctypes.c_uint64 * 4)(ATTR_READ_ONLY | ATTR_NOSUID, 0, 0, 0)
-    size = ctypes.c_size_t(ctypes.sizeof(attributes))
-    _check(
-        libc.syscall(SYS_MOUNT_SETATTR, AT_FDCWD, NEW_ROOT.encode(), AT_RECURSIVE, attributes, size), "mount read-only"
-    )
-    _mount("tmpfs", f"{NEW_ROOT}/tmp", "tmpfs", MS_NOSUID | MS_NODEV, f"size={settings['scratch_bytes']},mode=1777")
+    _set_mounts(NEW_ROOT, AT_RECURSIVE, add=ATTR_READ_ONLY | ATTR_NOSUID)
+    _set_mounts(f"{NEW_ROOT}/tmp", 0, remove=ATTR_READ_ONLY)
     os.chdir(NEW_ROOT)
     _check(libc.pivot_root(b".", b"."), "change the root folder")
     _check(libc.umount2(b".", MNT_DETACH), "leave the old root folder")
@@ -276,6 +273,12 @@ def _put(files: dict[str, str]) -> None:
 def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
     done = libc.mount(source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode())
     _check(done, f"mount {source} on {target.removeprefix(NEW_ROOT) or '/'}")
+
+
+def _set_mounts(path: str, flags: int, add: int = 0, remove: int = 0) -> None:
+    attributes = (ctypes.c_uint64 * 4)(add, remove, 0, 0)
+    size = ctypes.c_size_t(ctypes.sizeof(attributes))
+    _check(libc.syscall(SYS_MOUNT_SETATTR, AT_FDCWD, path.encode(), flags, attributes, size), "mount read-only")
 
 
 def _write(path: str, text: str) -> None:

@@ -153,6 +153,26 @@ def test_files_of_the_machine_are_neither_seen_nor_written(namespaces: str, tmp_
     assert secret.read_text() == "very-secret"
 
 
+def test_what_is_bound_from_within_tmp_is_there_read_only(
+    namespaces: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in (tmp_path, *tmp_path.parents):
+        if path.stat().st_uid == os.getuid() and path != Path("/") and path != Path("/tmp"):
+            path.chmod(0o755)
+    (tmp_path / "module.py").write_text("found = 7")
+    monkeypatch.setattr(sandbox, "SYSTEM_FOLDERS", (*sandbox.SYSTEM_FOLDERS, str(tmp_path)))
+    program = f"""
+        import sys
+        sys.path.append({str(tmp_path)!r})
+        import module
+        print(module.found)
+        try: open({str(tmp_path / "evil")!r}, "w")
+        except OSError as error: print(error.errno)
+        print(open("scratch", "w").write("abc"))
+    """
+    assert ran(program).output == b"7\n30\n3\n"  # EROFS
+
+
 def test_deleting_everything_deletes_nothing(namespaces: str, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.write_text("x")
