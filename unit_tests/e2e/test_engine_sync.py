@@ -13,6 +13,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from configs.lora import Lora
+from orchestration.lora import adapter_tensors, add_adapters, load_adapter, merged_tensors
 from orchestration.probe import TOLERANCE_BY_DTYPE, ProbeFailed, compare
 from orchestration.weight_sync import WeightPublisher
 from rollouts.engine import Generation, VLLMEngine, WeightLoadError
@@ -20,6 +22,7 @@ from rollouts.sampling import Sampling
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
+LORA = Lora(rank=4, alpha=6, rank_stabilised=True)
 VOCABULARY = 131  # not a multiple of 64: vLLM pads its rows
 PROMPTS = [list(range(3, 3 + length)) for length in (5, 17, 40, 70)]  # the longer ones span several cache blocks
 
@@ -149,6 +152,22 @@ def test_engine_holds_the_published_weights(pair: Pair, tmp_path: Path, method: 
     assert pair.gap(made, temperature) < 1e-4
     assert all((m.versions == pair.version).all() for m in made)
     assert pair.engine.version() == pair.version
+
+
+def test_adapters_merged_are_a_whole_model(pair: Pair, publisher: WeightPublisher) -> None:
+    """Under the names the model has without them; for engines that take no adapters."""
+    model = random_model(30)
+    add_adapters(model, LORA)
+    tensors = {name: 0.25 * torch.randn(t.shape) for name, t in adapter_tensors(model)}
+    load_adapter(model, tensors, "test")
+    pair.model, pair.version = model, pair.version + 1
+    update = publisher.publish(pair.version, merged_tensors(model))
+    pair.run(pair.engine.load_weights(pair.version, update))
+    made = pair.generate(Sampling(max_new_tokens=24))
+    assert pair.gap(made, 1.0) < 1e-3
+    pair.model = random_model(30)  # the base alone
+    assert pair.gap(made, 1.0) > 0.1
+    pair.sync(publisher, seed=31)
 
 
 def test_greedy_logprobs_are_those_of_temperature_one(pair: Pair) -> None:
