@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from rich.console import Console
 
 from configs.load import ConfigError, load
+from configs.lora import Lora
 from configs.rules import warnings_for
 from configs.schema import RLConfig
 from data_feeds.prompts import PromptSets
@@ -121,3 +124,8 @@ def test_what_does_not_fit_the_model_is_refused_before_anything_starts(tmp_path:
     save_adapter(tmp_path / "adapter", {}, config.lora, str(other))
     with pytest.raises(ValueError, match="was trained on other weights"):
         check_adapter(config)
+
+
+def test_yaml_in_the_page_is_valid_configuration() -> None:
+    (text,) = re.findall(r"^```yaml\n(.*?)^```", Path("docs/LORA.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert Lora.model_validate(yaml.safe_load(text)["lora"]) == Lora()
