@@ -94,9 +94,9 @@ def _print_plan(config: Any, checked: Any) -> None:
 def _made_run_directory(config: Any) -> RunDirectory:
     from orchestration.run_directory import RunDirectory
 
-    if not is_first_rank():
-        return RunDirectory(run_directory(config), run_id="")  # the first rank makes it; the others write logs only
     try:
+        if not is_first_rank():
+            return RunDirectory.made_by_first_rank(run_directory(config))
         return RunDirectory.create(run_directory(config), to_yaml(config), seeds={"run": config.run.seed})
     except (ValueError, OSError) as error:
         raise ConfigError(f"run.dir: {error}") from error

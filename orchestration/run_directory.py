@@ -10,6 +10,7 @@ import json
 import math
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from rollouts.records import Trajectory
 
 CONFIG, ENVIRONMENT, METRICS_FILE, REPORT = "config.yaml", "environment.json", "metrics.jsonl", "report.html"
 SAMPLES, LOGS, CHECKPOINTS = "samples", "logs", "checkpoints"
+FIRST_RANK_SECONDS = 600  # it may be tokenising its data still
 MARKER = "checkpoint.json"  # in every finished checkpoint: which run made it, at which step
 
 
@@ -63,6 +65,19 @@ class RunDirectory:
         environment = {"run_id": run.run_id, "seeds": seeds or {}, **describe_environment()}
         write_atomically(path / ENVIRONMENT, json.dumps(environment, indent=2) + "\n")
         return run
+
+    @classmethod
+    def made_by_first_rank(cls, path: str | Path) -> RunDirectory:
+        """The folder that the first rank makes, once it is there: whoever else wrote into it first would be in its way.
+
+        Raises: ValueError when it does not appear.
+        """
+        path, waited_until = Path(path), time.monotonic() + FIRST_RANK_SECONDS
+        while not (path / ENVIRONMENT).is_file():
+            if time.monotonic() > waited_until:
+                raise ValueError(f"the first rank has not made {path} within {FIRST_RANK_SECONDS} s; is the folder shared?")
+            time.sleep(0.1)
+        return cls(path, run_id=json.loads((path / ENVIRONMENT).read_text(encoding="utf-8"))["run_id"])
 
     @property
     def report_path(self) -> Path:

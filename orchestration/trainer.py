@@ -30,6 +30,7 @@ from orchestration.forward import PolicyModel, PreparedBatch, load_policy, to_de
 from orchestration.lora import adapter_tensors, adapters_off, announced, merged_tensors
 from orchestration.metrics import Tally
 from orchestration.objective import TokenObjective
+from orchestration.reward_model_files import save_reward_model
 from orchestration.saved_step import SavedStep
 from orchestration.step_sums import StepSums
 from orchestration.trainer_settings import TrainerSettings, deepspeed_config, learning_rate_at
@@ -316,8 +317,12 @@ class Trainer:
         for name, tensor in self._tensors(only_adapter=lora is not None):
             if self.rank == 0:
                 state[name] = tensor.cpu().clone()
+        is_reward_model = self.method.data == "pairs" and self.objective.has_values
+        head = self.value_parameters() if is_reward_model else {}
         if self.rank == 0:
-            if lora is None:
+            if is_reward_model and lora is None:
+                save_reward_model(folder, self.policy.hf_model, state, head)
+            elif lora is None:
                 self.policy.hf_model.save_pretrained(folder, state_dict=state)
             else:
                 save_adapter(folder, state, lora, model.path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import json
 from collections.abc import Callable
@@ -26,8 +27,10 @@ def reasoning_gym_score(
     columns = trajectory.prompt.columns
     if "reasoning_gym" not in columns:
         raise ValueError(f"prompt {trajectory.prompt.prompt_id} does not come from reasoning_gym; use another reward")
-    score = _scorer(columns["reasoning_gym"], json.dumps(columns["params"], sort_keys=True))
-    return float(score(_taken(trajectory.response, take), columns["entry"]))
+    # Rows from files hold both as text, Python literals: JSON would lose tuples, which some scorers compare with.
+    params, entry = (ast.literal_eval(x) if isinstance(x, str) else x for x in (columns["params"], columns["entry"]))
+    score = _scorer(columns["reasoning_gym"], json.dumps(params, sort_keys=True))
+    return float(score(_taken(trajectory.response, take), entry))
 
 
 def _taken(response: str, take: str) -> str | None:

@@ -89,7 +89,7 @@ class RolloutWorker:
             return trajectory if trajectory.reward is not None else await self.scoring.score(trajectory)
 
         trajectories = await asyncio.gather(*(scored(sample) for sample in range(asking.samples)))
-        return Group(asking.group_id, asking.prompt, list(trajectories))
+        return await self.scoring.score_group(Group(asking.group_id, asking.prompt, list(trajectories)))
 
     def _prompt_ids(self, prompt: Prompt) -> np.ndarray:
         return np.asarray(render_chat(self.tokenizer, prompt.messages), dtype=np.int32)
