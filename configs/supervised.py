@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from configs import rules
 from configs.block import Block
+from configs.lora import Lora, lora_problems, lora_warnings
 from configs.objective import Replay
 from configs.schema import Algorithm, Checkpoint, Model, Run
 from configs.supervised_data import SLData
@@ -49,6 +50,7 @@ class SLConfig(Block):
     data: SLData
     algorithm: Algorithm
     objective: SLObjective = Field(default_factory=SLObjective)
+    lora: Lora | None = Field(None, description="Train low-rank adapters only; empty: every weight is trained.")
     train: SLTrain = Field(default_factory=SLTrain)
     eval: SLEval = Field(default_factory=SLEval)
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
@@ -95,6 +97,9 @@ def sl_problems(config: SLConfig) -> Iterator[rules.Problem]:
     if train.steps is not None and train.warmup_steps >= train.steps:
         yield "train.warmup_steps", f"{train.warmup_steps} must be below train.steps {train.steps}"
     yield from rules.deepspeed_problems(train)
+    yield from lora_problems(config.lora, config.checkpoint.merged)
+    if config.lora is not None and config.algorithm.name == "reward_model":
+        yield "lora", "a reward model is trained whole: its value head has no adapter format to be saved in"
 
 
 def sl_warnings(config: SLConfig) -> Iterator[str]:
@@ -108,3 +113,4 @@ def sl_warnings(config: SLConfig) -> Iterator[str]:
         yield "train.min_learning_rate: has no effect with train.schedule constant"
     if train.steps is not None and "epochs" in train.model_fields_set:
         yield "train.epochs: has no effect beside train.steps"
+    yield from lora_warnings(config.lora, config.model.dtype, "learning_rate" in train.model_fields_set)

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from configs.load import ConfigError, method_for, run_directory
+from configs.lora import Lora
 from configs.objective import Filter
 from configs.rules import warnings_for
-from configs.schema import EvalConfig, RLConfig
+from configs.schema import EvalConfig, Model, RLConfig
 from orchestration.memory_estimate import MemoryEstimate, SecondModels, estimate, machine_memory, shown
 from orchestration.model_files import ModelFacts, model_facts
 
@@ -75,7 +76,7 @@ def preflight(config: RLConfig | EvalConfig) -> Checked:
         attempt(check_model_fits, config, model)
         attempt(check_head_dim, model, device)
         prompts = attempt(load_data, config)
-        adapter = attempt(check_adapter, config)
+        adapter = attempt(check_adapter, config.lora, config.model) if isinstance(config, RLConfig) else None
         has = second_models(config, adapter)
         memory = estimate(config, model, has, device.device if device else "cpu")
         attempt(check_shared_memory, config, memory)
@@ -219,15 +220,15 @@ def load_data(config: RLConfig | EvalConfig) -> PromptSets:
     return load_prompts(config.data, tokenizer)
 
 
-def check_adapter(config: RLConfig | EvalConfig) -> AdapterSize | None:
+def check_adapter(lora: Lora | None, model: Model) -> AdapterSize | None:
     """What the configured adapter amounts to. Raises ValueError: it does not fit the model, or there is none to start from."""
-    if not isinstance(config, RLConfig) or config.lora is None:
+    if lora is None:
         return None
     from orchestration.adapter_files import check_start
     from orchestration.lora import adapter_size
 
-    check_start(config.lora, config.model.path)
-    return adapter_size(config.model, config.lora)
+    check_start(lora, model.path)
+    return adapter_size(model, lora)
 
 
 def second_models(config: RLConfig | EvalConfig, adapter: AdapterSize | None) -> SecondModels:

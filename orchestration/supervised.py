@@ -74,7 +74,10 @@ class SLJob:
         self.counted: dict[str, float] = {}  # by the feed, up to the batch that was trained on
         self.losses: list[float] = []  # held-out, in order
         with self._phase("starting the trainer", "train"):
-            self.trainer = Trainer(trainer_settings(config, checked, run), checked.method, checked.device)
+            holds_reference = config.objective.reference == "model"
+            self.trainer = Trainer(
+                trainer_settings(config, checked, run), checked.method, checked.device, with_reference=holds_reference
+            )
         if "ref_logprobs" in checked.method.needs() and config.objective.reference == "precomputed":
             with self._phase("reference log-probabilities", "train"):
                 examples = [*self.feed.all_training(), *self.feed.heldout]
@@ -177,6 +180,8 @@ def trainer_settings(config: SLConfig, checked: SLChecked, run: RunDirectory) ->
         total_updates=checked.steps,
         objective=Objective(aggregation=config.objective.aggregation),
         critic=Critic(kind="shared"),
+        lora=config.lora,
+        merged_checkpoints=config.checkpoint.merged,
         replay_folder=str((run.path / "replay").resolve()),
         replay_steps=tuple(config.replay.steps),
         replay_keep=config.replay.keep,

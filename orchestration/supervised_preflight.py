@@ -19,6 +19,7 @@ from orchestration.model_files import ModelFacts, model_facts
 if TYPE_CHECKING:
     from data_feeds.supervised_feed import SupervisedFeed
     from orchestration.devices import DeviceSpec
+    from orchestration.lora import AdapterSize
 
 T = TypeVar("T")
 Row = tuple[str, str]
@@ -34,12 +35,13 @@ class SLChecked:
     feed: SupervisedFeed
     steps: int  # optimizer steps
     warnings: list[str]
+    adapter: AdapterSize | None = None  # of a job with lora
 
 
 def supervised_preflight(config: SLConfig) -> SLChecked:
     """Check files and machine for a job. Raises: ConfigError, with every problem found."""
     from orchestration.devices import resolve
-    from orchestration.preflight import check_writable
+    from orchestration.preflight import check_adapter, check_writable
     from orchestration.run_directory import check_free
 
     problems: list[str] = []
@@ -57,16 +59,17 @@ def supervised_preflight(config: SLConfig) -> SLChecked:
     method = algorithm.built(config.algorithm)
     model = attempt(model_facts, config.model)
     device = attempt(resolve, config.model.device)
-    feed = None
+    feed = adapter = None
     if model is not None:
         attempt(check_positions, config, model)
+        adapter = attempt(check_adapter, config.lora, config.model)
         feed = attempt(load_feed, config, method)
     if problems:
         raise ConfigError(problems[0] if len(problems) == 1 else "\n  ".join([f"{len(problems)} problems", *problems]))
     assert device is not None and model is not None and feed is not None
     steps = config.train.steps or math.ceil(config.train.epochs * feed.training_rows / config.train.batch_size)
     warnings = [*sl_warnings(config), *_about(config, feed, steps)]
-    return SLChecked(device, model, method, feed, steps, warnings)
+    return SLChecked(device, model, method, feed, steps, warnings, adapter)
 
 
 def check_positions(config: SLConfig, model: ModelFacts) -> None:
@@ -113,6 +116,14 @@ def plan_sections(config: SLConfig, checked: SLChecked) -> list[tuple[str, Itera
         ("algorithm", f"{config.algorithm.name}{f' ({params})' if params else ''}"),
         ("aggregation", config.objective.aggregation or checked.method.aggregation),
     ]
+    if config.lora is not None and checked.adapter is not None:
+        share = checked.adapter.parameters / checked.model.parameters
+        model.append(
+            (
+                "adapter",
+                f"LoRA of rank {config.lora.rank} on {checked.adapter.matrices} matrices: {share:.1%} of the model's size",
+            )
+        )
     if "ref_logprobs" in checked.method.needs():
         model.append(("reference", config.objective.reference))
     work = [

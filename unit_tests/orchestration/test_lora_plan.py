@@ -44,6 +44,10 @@ def memory(*overrides: str, reference: bool = True, critic: bool = False) -> Any
     return estimate(config, MODEL, SecondModels(reference=reference, critic=critic, adapter=ADAPTER), "cpu")
 
 
+def adapter_of(config):
+    return check_adapter(config.lora, config.model)
+
+
 def test_memory_counts_masters_moments_and_gradients_of_adapters_only() -> None:
     found = memory("train.zero_stage=1")
     parts = {name: size for name, size in found.trainer.items() if "activations" not in name}
@@ -111,19 +115,19 @@ def test_mistakes_in_the_block_are_refused(overrides: list[str], why: str) -> No
 
 def test_what_does_not_fit_the_model_is_refused_before_anything_starts(tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "model")
-    assert check_adapter(job(f"model.path={model}")) is None
-    size = check_adapter(job(f"model.path={model}", "lora.rank=2"))
+    assert adapter_of(job(f"model.path={model}")) is None
+    size = adapter_of(job(f"model.path={model}", "lora.rank=2"))
     assert size is not None and size.matrices == 14
     with pytest.raises(ValueError, match="no module 'gate'; did you mean gate_proj"):
-        check_adapter(job(f"model.path={model}", "lora.target_modules=[gate]"))
+        adapter_of(job(f"model.path={model}", "lora.target_modules=[gate]"))
     other = write_tiny_model(tmp_path / "other")
     config = job(f"model.path={model}", "lora.rank=2", f"lora.adapter={tmp_path / 'adapter'}")
     assert config.lora is not None
     with pytest.raises(ValueError, match="no adapter in PEFT's format"):
-        check_adapter(config)
+        adapter_of(config)
     save_adapter(tmp_path / "adapter", {}, config.lora, str(other))
     with pytest.raises(ValueError, match="was trained on other weights"):
-        check_adapter(config)
+        adapter_of(config)
 
 
 def test_yaml_in_the_page_is_valid_configuration() -> None:
