@@ -71,5 +71,7 @@ def run(folder: str, rank: int, ranks: int) -> None:
             "has_reference_model": trainer.reference is not None,
             "trained": sum(getattr(p, "ds_numel", p.numel()) for g in trainer.engine.optimizer.param_groups for p in g["params"]),
         }  # fmt: skip
-        torch.save(kept, f"{folder}/{name}_{ranks}_{rank}.pt")
         trainer.save(Path(folder) / f"saved_{name}_{ranks}")
+        trainer.step([filled])  # training goes on after a pass without adapters
+        kept["later"] = trainer.frozen(own, ["old_logprobs", "ref_logprobs"])
+        torch.save(kept, f"{folder}/{name}_{ranks}_{rank}.pt")

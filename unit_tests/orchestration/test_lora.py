@@ -153,9 +153,11 @@ def test_only_adapters_are_trained_and_there_is_no_second_model(folder, case, ra
 @pytest.mark.parametrize("case", list(lora_rank.CASES))
 def test_the_reference_stays_the_base_model_while_the_policy_moves(folder, case):
     found = kept(folder, case, 2)
-    for before, after in zip(found["before"], found["after"], strict=True):
+    for before, after, later in zip(found["before"], found["after"], found["later"], strict=True):
         assert np.array_equal(before["ref_logprobs"], after["ref_logprobs"])
+        assert np.array_equal(before["ref_logprobs"], later["ref_logprobs"])
         assert not np.array_equal(before["old_logprobs"], after["old_logprobs"])
+        assert not np.array_equal(after["old_logprobs"], later["old_logprobs"])
         assert np.abs(before["ref_logprobs"] - before["old_logprobs"]).max() > 0.1
 
 
