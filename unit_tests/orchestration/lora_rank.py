@@ -7,6 +7,7 @@ CASES = {  # name: ZeRO stage, compute type, micro-batch budget, KL coefficient,
     "zero0": (0, "float32", 10**6, 0.0, True, False),
     "zero1": (1, "float32", 16, 0.1, False, False),
     "zero3": (3, "float32", 40, 0.1, True, True),
+    "zero3_persistent": (3, "float32", 70, 0.1, True, False),  # small parameters stay whole, as by default
     "bfloat16_zero0": (0, "bfloat16", 70, 0.1, True, False),
     "bfloat16_zero2": (2, "bfloat16", 70, 0.1, True, True),
 }
@@ -37,7 +38,7 @@ def run(folder: str, rank: int, ranks: int) -> None:
         train = Train(
             learning_rate=trainer_rank.LEARNING_RATE, betas=(0.0, 0.0), eps=trainer_rank.EPS,
             max_grad_norm=trainer_rank.MAX_GRAD_NORM, zero_stage=stage,
-            deepspeed={"zero_optimization": {"stage3_param_persistence_threshold": 0}},
+            deepspeed={} if "persistent" in name else {"zero_optimization": {"stage3_param_persistence_threshold": 0}},
         )  # fmt: skip
         model = Model(path=f"{folder}/model", dtype=dtype, device="cpu", gradient_checkpointing=checkpointing)
         settings = TrainerSettings(
