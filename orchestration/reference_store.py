@@ -51,13 +51,14 @@ def reference_logprobs(
 
 def fingerprint(examples: Sequence[Example], config: SLConfig) -> str:
     """Of everything that decides the numbers: every token, which are trained, the model's files and the compute type."""
-    digest = hashlib.blake2b(f"{config.model.dtype} {config.model.float32_head}".encode(), digest_size=16)
-    folder = Path(config.model.path)
-    for file in sorted(folder.glob("*.safetensors")) if folder.is_dir() else []:
-        status = file.stat()
-        digest.update(f"{file.resolve()} {status.st_size} {status.st_mtime_ns}".encode())
-    if not folder.is_dir():
-        digest.update(config.model.path.encode())
+    computed = f"{config.model.dtype} {config.model.float32_head} {config.lora}"
+    digest = hashlib.blake2b(computed.encode(), digest_size=16)
+    adapter = config.lora.adapter if config.lora is not None else None
+    for name in filter(None, (config.model.path, adapter)):
+        digest.update(name.encode())
+        for file in sorted(Path(name).glob("*.safetensors")) if Path(name).is_dir() else []:
+            status = file.stat()
+            digest.update(f"{file.resolve()} {status.st_size} {status.st_mtime_ns}".encode())
     for example in examples:
         for t in example:
             for array in (t.prompt_ids, t.token_ids, t.is_action):

@@ -75,7 +75,9 @@ class RunDirectory:
         path, waited_until = Path(path), time.monotonic() + FIRST_RANK_SECONDS
         while not (path / ENVIRONMENT).is_file():
             if time.monotonic() > waited_until:
-                raise ValueError(f"the first rank has not made {path} within {FIRST_RANK_SECONDS} s; is the folder shared?")
+                raise ValueError(
+                    f"the first rank has not made {path} within {FIRST_RANK_SECONDS} s; is the folder shared?"
+                )
             time.sleep(0.1)
         return cls(path, run_id=json.loads((path / ENVIRONMENT).read_text(encoding="utf-8"))["run_id"])
 

@@ -37,6 +37,8 @@ def run_sl(config: SLConfig, checked: SLChecked, run: RunDirectory, write_report
     with ExitStack() as stack:
         screen = stack.enter_context(captured_output(run.log_path(f"rank_{rank}")))
         console = stack.enter_context(Console(config.run.name, checked.steps, screen)) if is_first_rank() else None
+        if console is not None:
+            console.note(str(checked.feed))
         job = SLJob(config, checked, run, console, rank, ranks)
         stack.callback(job.close)
         for step in range(checked.steps + 1):

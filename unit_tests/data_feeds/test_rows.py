@@ -59,7 +59,10 @@ def test_a_copy_that_cannot_be_made_leaves_nothing(tmp_path: Path, monkeypatch: 
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(rows.os, "replace", full)
-    with pytest.raises(ValueError, match=r"a.parquet: its mapped copy cannot be written into .*cache: .*No space left.*set data.cache_dir"):
+    with pytest.raises(
+        ValueError,
+        match=r"a.parquet: its mapped copy cannot be written into .*cache: .*No space left.*set data.cache_dir",
+    ):
         ParquetRows(tmp_path / "a.parquet", tmp_path / "cache")
     assert not list((tmp_path / "cache").iterdir())
 

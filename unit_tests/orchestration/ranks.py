@@ -5,6 +5,7 @@ A piece of work is a module with `run(folder, rank, ranks)`, executed by all ran
 
 import importlib
 import multiprocessing
+import multiprocessing.connection
 import os
 import threading
 import time
@@ -30,18 +31,28 @@ class Ranks:
             self.members.append((process, ours))
 
     def run(self, module: str, folder: Path) -> None:
-        """Raises AssertionError with every traceback when a rank fails, dies or does not come back."""
-        for _, connection in self.members:
+        """Raises AssertionError with its traceback when a rank fails, dies or does not come back; all of them end then, since
+        the others may wait for it for ever."""
+        waiting = {connection: rank for rank, (_, connection) in enumerate(self.members)}
+        for connection in waiting:
             connection.send((module, str(folder)))
-        failures = []
-        for rank, (process, connection) in enumerate(self.members):
-            try:
-                answer = connection.recv() if connection.poll(TIMEOUT_SECONDS) else "did not come back"
-            except EOFError:
-                answer = f"died with exit code {process.exitcode}"
-            if answer is not None:
-                failures.append(f"rank {rank}: {answer}")
-        assert not failures, "\n".join(failures)
+        until = time.monotonic() + TIMEOUT_SECONDS
+        failure = None
+        while waiting and failure is None:
+            ready = multiprocessing.connection.wait(list(waiting), max(0.0, until - time.monotonic()))
+            if not ready:
+                failure = f"ranks {sorted(waiting.values())} did not come back within {TIMEOUT_SECONDS} s"
+            for connection in ready:
+                rank = waiting.pop(connection)
+                try:
+                    answer = connection.recv()
+                except EOFError:
+                    answer = f"died with exit code {self.members[rank][0].exitcode}"
+                failure = failure or (None if answer is None else f"rank {rank}: {answer}")
+        if failure is not None:
+            for process, _ in self.members:
+                process.kill()
+            raise AssertionError(failure)
 
     def close(self) -> None:
         for process, connection in self.members:

@@ -11,6 +11,7 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from eval.report import read_metrics
+from rewards.reward_model import reward_model
 from unit_tests.tiny_model import write_tiny_model
 
 JOBS = ("sft", "sft_lora", "dpo", "dpo_lora", "dpo_model_reference", "kto", "reward_model")
@@ -140,9 +141,18 @@ def test_the_reward_model_loads_in_transformers_and_scores_as_it_did(runs):
             for t in pair
         )
         margins.append(chosen - rejected)
+        assert reward_model(pair[0], str(checkpoint)) == pytest.approx(chosen, rel=1e-4, abs=1e-6)
+        assert reward_model(pair[0], str(checkpoint), mean=1.0, scale=2.0) == pytest.approx(2 * (chosen - 1), rel=1e-4)
     last = rows_of(runs, 1, "reward_model")[-1]
     assert last["eval/method/margin"] == pytest.approx(np.mean(margins), rel=1e-4)
     assert last["eval/method/accuracy"] == pytest.approx(np.mean(np.array(margins) > 0))
+
+
+def test_a_model_that_scores_nothing_is_refused_as_a_reward(runs):
+    with pytest.raises(ValueError, match="not a sequence classification model of one"):
+        reward_model(None, str(runs / "model"))
+    with pytest.raises(ValueError, match="holds no model"):
+        reward_model(None, str(runs / "nowhere"))
 
 
 def test_adapters_alone_are_saved(runs):
