@@ -1,4 +1,4 @@
-"""Preference pairs out of a model's own scored responses: what main_eval.py or main_rl.py wrote to samples/.
+"""Preference pairs out of a model's own scored responses, which main_eval.py and main_rl.py write.
 
 --samples evals/base/samples/eval_000001.jsonl      responses of an evaluation with several samples per prompt
 --samples runs/grpo/samples/*.jsonl                 responses of a training run
@@ -35,7 +35,7 @@ LABELS = {"prompt": MESSAGES, "response": TEXT, "label": pa.bool_(), "source": T
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--samples", nargs="+", type=Path, required=True, metavar="FILE", help="samples/*.jsonl of runs"
+        "--samples", nargs="+", required=True, metavar="FILE", help="samples/*.jsonl of runs"
     )
     parser.add_argument("--margin", type=float, default=0.5, help="least difference in reward (default: %(default)s)")
     parser.add_argument("--labels", action="store_true", help="labelled responses in place of pairs")
@@ -45,7 +45,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def plan(options: argparse.Namespace) -> list[Generated]:
-    missing = [str(file) for file in options.samples if not file.is_file()]
+    missing = [file for file in options.samples if not Path(file).is_file()]
     if missing:
         raise ValueError(f"--samples: no such file: {', '.join(missing)}; main_eval.py and main_rl.py write them")
     if options.margin <= 0 or options.per_prompt < 1:
@@ -56,10 +56,10 @@ def plan(options: argparse.Namespace) -> list[Generated]:
     return [Generated("train", COLUMNS, rows, "a model's own responses")]
 
 
-def scored(files: list[Path]) -> Iterator[Row]:
+def scored(files: list[str]) -> Iterator[Row]:
     """The records of all files whose response was scored."""
     for file in files:
-        with file.open(encoding="utf-8") as lines:
+        with Path(file).open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 record = json.loads(line)
                 if not record.get("messages"):
@@ -70,7 +70,7 @@ def scored(files: list[Path]) -> Iterator[Row]:
                     yield record
 
 
-def labels(files: list[Path], threshold: float) -> Iterator[Row]:
+def labels(files: list[str], threshold: float) -> Iterator[Row]:
     """Every response with its label."""
     for r in scored(files):
         yield {
@@ -81,7 +81,7 @@ def labels(files: list[Path], threshold: float) -> Iterator[Row]:
         }
 
 
-def pairs(files: list[Path], margin: float, per_prompt: int) -> Iterator[Row | BadRow]:
+def pairs(files: list[str], margin: float, per_prompt: int) -> Iterator[Row | BadRow]:
     """Pairs of all prompts in the files, prompts in the order they first come up."""
     by_prompt: dict[str, list[Row]] = {}
     for record in scored(files):

@@ -34,9 +34,9 @@ def run(folder: str, rank: int, ranks: int) -> None:
         norm = trainer.policy.hf_model.base_model.norm
         hook = None
         if is_here and poison == "advantage":
-            bad = batches[-1].advantages.copy()
+            bad = batches[0].advantages.copy()  # the last may be a dummy
             bad[0] = np.nan
-            batches = [*batches[:-1], replace(batches[-1], advantages=bad)]
+            batches = [replace(batches[0], advantages=bad), *batches[1:]]
         elif is_here and poison == "logits":
             hook = norm.register_forward_hook(lambda module, args, output: output * spoil)
         elif is_here and poison == "gradient":
