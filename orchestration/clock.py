@@ -1,4 +1,4 @@
-"""Where a step's wall-clock goes."""
+"""Where a step's wall-clock goes, and after which steps something is done."""
 
 from __future__ import annotations
 
@@ -41,3 +41,8 @@ class StepClock:
         metrics = time_metrics(time.monotonic() - self.started, self.phases, time.time() - self.program_started)
         self._restart()
         return metrics
+
+
+def due(step: int, every: int, steps: int) -> bool:
+    """Whether something is done after this step: every so often (0: never), and at the end."""
+    return step == steps or (every > 0 and step % every == 0)

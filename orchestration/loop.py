@@ -9,6 +9,7 @@ from pathlib import Path
 from configs.load import method_for
 from configs.schema import RLConfig
 from data_feeds.prompts import PromptSets
+from orchestration.clock import due
 from orchestration.cluster import started_actors
 from orchestration.console import Console
 from orchestration.job import RLJob
@@ -60,8 +61,3 @@ def drive(job: RLJob, write_report: Callable[[Path], Path]) -> None:
             "checkpoint": checkpoints(run.path)[-1],
         },
     )
-
-
-def due(step: int, every: int, steps: int) -> bool:
-    """Whether something is done after this step: every so often (0: never), and at the end."""
-    return step == steps or (every > 0 and step % every == 0)

@@ -15,7 +15,7 @@ import torch
 
 from configs.supervised import SLConfig
 from data_feeds.packing import MicroBatch
-from orchestration.clock import StepClock
+from orchestration.clock import StepClock, due
 from orchestration.console import Console
 from orchestration.demonstrations import Packing
 from orchestration.launch import is_first_rank, join_ranks
@@ -54,11 +54,6 @@ def run_sl(config: SLConfig, checked: SLChecked, run: RunDirectory, write_report
         if console is not None:
             console.summary("done", job.closing())
     torch.distributed.barrier()
-
-
-def due(step: int, every: int, steps: int) -> bool:
-    """Whether something is done after this step: every so often (0: never), and at the end."""
-    return step == steps or (every > 0 and step % every == 0)
 
 
 class SLJob:
