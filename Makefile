@@ -15,7 +15,7 @@ export VENV PYTHON
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@sed -n '2,4s/^# *//p' $(firstword $(MAKEFILE_LIST)) | sed 's/^/  /'
 	@echo "  (DEVICE is $(DEVICE) here)"
@@ -77,8 +77,8 @@ test: install-dev model browser ## set up, then the whole test suite, the end-to
 	$(BIN)/python -m pytest --durations=10 $(ARGS)
 
 .PHONY: test-fast
-test-fast: install-dev ## the tests that do not start the whole stack
-	$(BIN)/python -m pytest -m "not e2e" $(ARGS)
+test-fast: install-dev ## the unit tests: no process is started that takes long, two minutes at most
+	$(BIN)/python -m pytest -m "not e2e and not ranks" $(ARGS)
 
 .PHONY: test-e2e
 test-e2e: install-dev ## only those that do: Ray, DeepSpeed, vLLM

@@ -31,5 +31,7 @@ E2E_TIMEOUT_SECONDS = 900.0  # a run of the real stack, its start included, on a
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        if "rank_groups" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.ranks)
         if item.get_closest_marker("e2e") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(E2E_TIMEOUT_SECONDS))

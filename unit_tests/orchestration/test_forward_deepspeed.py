@@ -8,7 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
+
+pytestmark = pytest.mark.ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPERATURE = 0.7

@@ -26,6 +26,8 @@ from unit_tests.orchestration.replay_steps import (
 )
 from unit_tests.tiny_model import WORDS, write_tiny_model
 
+pytestmark = pytest.mark.ranks
+
 CLIP = 0.2
 
 
