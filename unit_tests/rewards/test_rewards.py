@@ -162,7 +162,7 @@ def test_every_shipped_reward_is_found_by_its_file() -> None:
     assert reward_names() == [
         "code_execution",
         "ended", "exact_match", "format_match", "gsm8k", "last_number", "length", "llm_judge", "math_verify",
-        "multiple_choice", "numeric_precision", "reasoning_gym_score", "relative_length", "repetition", "soft_overlong",
+        "multiple_choice", "numeric_precision", "reasoning_gym_score", "relative_length", "repetition", "reward_model", "soft_overlong",
     ]  # fmt: skip
     for name in reward_names():
         assert find_reward(name).__name__ == name
