@@ -34,9 +34,7 @@ LABELS = {"prompt": MESSAGES, "response": TEXT, "label": pa.bool_(), "source": T
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--samples", nargs="+", required=True, metavar="FILE", help="samples/*.jsonl of runs"
-    )
+    parser.add_argument("--samples", nargs="+", required=True, metavar="FILE", help="samples/*.jsonl of runs")
     parser.add_argument("--margin", type=float, default=0.5, help="least difference in reward (default: %(default)s)")
     parser.add_argument("--labels", action="store_true", help="labelled responses in place of pairs")
     parser.add_argument(

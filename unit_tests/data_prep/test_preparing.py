@@ -53,7 +53,9 @@ def test_every_recipe_explains_itself(name: str, capsys: pytest.CaptureFixture[s
     assert ended.value.code == 0
     said = capsys.readouterr().out
     assert "--out FOLDER" in said and "--strict" in said
-    assert name in ("reasoning_gym", "own_pairs") or ("--from-hub" in said and "--source FOLDER" in said and "--revision" in said)
+    assert name in ("reasoning_gym", "own_pairs") or (
+        "--from-hub" in said and "--source FOLDER" in said and "--revision" in said
+    )
 
 
 def test_an_unknown_name_gets_the_nearest(refused) -> None:
