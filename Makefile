@@ -78,7 +78,7 @@ test: install-dev model browser ## set up, then the whole test suite, the end-to
 
 .PHONY: test-fast
 test-fast: install-dev ## the unit tests: no process is started that takes long, two minutes at most
-	$(BIN)/python -m pytest -m "not e2e and not ranks" $(ARGS)
+	$(BIN)/python -m pytest -m "not e2e and not ranks" -n 2 --dist loadfile $(ARGS)
 
 .PHONY: test-e2e
 test-e2e: install-dev ## only those that do: Ray, DeepSpeed, vLLM
