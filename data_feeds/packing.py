@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -64,6 +64,12 @@ class MicroBatch:
     def with_columns(self, columns: Mapping[str, Floats]) -> MicroBatch:
         """The same with further numbers of its action tokens, [N] each."""
         return replace(self, columns={**self.columns, **columns})
+
+    def by_trajectory(self, values: Floats) -> Iterator[tuple[int, Floats]]:
+        """Each trajectory's position in the list given to pack() and its part of `values`, [N]; nothing of a dummy."""
+        for row, index in enumerate(self.trajectory_index):
+            if index != DUMMY:
+                yield int(index), values[self.sequence == row]
 
     @property
     def is_dummy(self) -> bool:

@@ -113,10 +113,10 @@ class ParquetRows:
         except (pyarrow.ArrowException, OSError) as error:
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
                 raise ValueError(
-                    f"data file {path}: its mapped copy cannot be written into {cache_dir}: {_said(error)}; set "
+                    f"data file {path}: its mapped copy cannot be written into {cache_dir}: {said(error)}; set "
                     "data.cache_dir of a supervised job, or TMPDIR"
                 ) from error
-            raise ValueError(f"data file {path}: it is not readable as parquet: {_said(error)}") from error
+            raise ValueError(f"data file {path}: it is not readable as parquet: {said(error)}") from error
         reader = ipc.open_file(pyarrow.memory_map(str(copy)))
         self._batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
         self._starts = [0]
@@ -178,7 +178,7 @@ def _load_dataset(name: str, split: str, subset: str | None, revision: str | Non
         return datasets.load_dataset(name, subset, split=split, revision=revision)
     except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
         way = "check split, subset and revision" if folder.is_dir() else "it is no folder here; as a hub name, check it"
-        raise ValueError(f"data set {name}: it cannot be loaded: {_said(error)}; {way}") from error
+        raise ValueError(f"data set {name}: it cannot be loaded: {said(error)}; {way}") from error
 
 
 def cache_folder(cache_dir: str | None) -> Path:
@@ -221,10 +221,11 @@ def _unpacked(path: Path) -> Any:
             shutil.copyfileobj(packed, plain)
     except (OSError, EOFError) as error:
         plain.close()
-        raise ValueError(f"data file {path}: it is not readable as gzip: {_said(error)}") from error
+        raise ValueError(f"data file {path}: it is not readable as gzip: {said(error)}") from error
     plain.seek(0)
     return plain
 
 
-def _said(error: Exception) -> str:
+def said(error: Exception) -> str:
+    """What an error says, or its type when it says nothing."""
     return str(error).strip() or type(error).__name__

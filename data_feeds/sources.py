@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.source import Source
-from data_feeds.rows import Columns, DatasetRows, JsonRows, ParquetRows, Rows, cache_folder
+from data_feeds.rows import Columns, DatasetRows, JsonRows, ParquetRows, Rows, cache_folder, said
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class GeneratedRows:
             entry = self._data[index]
         except Exception as error:
             raise ValueError(
-                f"{self._key}.params: {name}: generating row {index + 1} failed: {_said(error)}; they are {params}"
+                f"{self._key}.params: {name}: generating row {index + 1} failed: {said(error)}; they are {params}"
             ) from error
         return {
             self._source.prompt_column: entry["question"],
@@ -133,7 +133,7 @@ def _make_generator(name: str, params: dict[str, Any], size: int, seed: int, key
     try:
         return reasoning_gym.create_dataset(name, size=size, seed=seed, **params)
     except Exception as error:
-        raise ValueError(f"{key}.params: {name}: bad params {params}: {_said(error)}") from error
+        raise ValueError(f"{key}.params: {name}: bad params {params}: {said(error)}") from error
 
 
 def _wanted(source: Source) -> list[tuple[str, str]]:
@@ -212,7 +212,3 @@ def _has_content(message: dict[str, Any]) -> bool:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 200 else text[:200] + "…"
-
-
-def _said(error: Exception) -> str:
-    return str(error).strip() or type(error).__name__

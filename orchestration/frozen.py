@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data_feeds.packing import DUMMY, pack
+from data_feeds.packing import pack
 from rollouts.records import Trajectory
 
 if TYPE_CHECKING:
@@ -39,11 +39,9 @@ def frozen_columns(
     found: dict[str, list[np.ndarray]] = {name: [np.zeros(0, dtype=np.float32)] * count for name in names}
     for batches, columns in zip(per_rank, trainers.frozen(per_rank, names), strict=True):
         for batch, by_name in zip(batches, columns, strict=True):
-            for row, index in enumerate(batch.trajectory_index):
-                if index != DUMMY:
-                    own = batch.sequence == row
-                    for name, values in by_name.items():
-                        found[name][index] = values[own]
+            for name, values in by_name.items():
+                for index, own in batch.by_trajectory(values):
+                    found[name][index] = own
     if has_values:
         found["final_values"] = [values[-1:] for values in found["old_values"]]
         for name in names:

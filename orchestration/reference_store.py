@@ -13,7 +13,6 @@ import torch
 
 from configs.supervised import SLConfig
 from data_feeds.examples import Example
-from data_feeds.packing import DUMMY
 from orchestration.console import Console
 from orchestration.demonstrations import Packing, Reference
 from orchestration.launch import is_first_rank
@@ -72,9 +71,7 @@ def _of(examples: Sequence[Example], trainer: Trainer, packing: Packing) -> np.n
     batches = packing.of(examples)[trainer.rank]
     own: dict[int, np.ndarray] = {}
     for batch, columns in zip(batches, trainer.frozen(batches, ["old_logprobs"]), strict=True):
-        for row, index in enumerate(batch.trajectory_index):
-            if index != DUMMY:
-                own[int(index)] = columns["old_logprobs"][batch.sequence == row]
+        own.update(batch.by_trajectory(columns["old_logprobs"]))
     parts: list[dict[int, np.ndarray]] = [{} for _ in range(trainer.ranks)]
     torch.distributed.all_gather_object(parts, own)
     found = {index: values for part in parts for index, values in part.items()}
