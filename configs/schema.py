@@ -15,6 +15,7 @@ from configs import rules
 from configs.block import Block, Named
 from configs.lora import Lora
 from configs.objective import Critic, Filter, Objective, Replay
+from configs.schedule import Failures, Schedule
 from configs.source import Source
 from configs.training import Train
 
@@ -247,6 +248,8 @@ class RLConfig(Block):
     rollout: Rollout = Field(default_factory=Rollout)
     reward: Reward
     train: Train = Field(default_factory=Train)
+    schedule: Schedule = Field(default_factory=Schedule)
+    failures: Failures = Field(default_factory=Failures)
     sync: Sync = Field(default_factory=Sync)
     eval: Eval = Field(default_factory=Eval)
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
