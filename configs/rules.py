@@ -14,6 +14,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from configs.lora import lora_problems, lora_warnings
 from configs.objective_rules import objective_problems, objective_warnings
+from configs.schedule_rules import schedule_problems, schedule_warnings
 
 if TYPE_CHECKING:
     from configs.schema import EvalConfig, RLConfig
@@ -70,6 +71,7 @@ def rl_problems(config: RLConfig) -> Iterator[Problem]:
     yield from _schedule(config)
     yield from _lengths(config)
     yield from objective_problems(config)
+    yield from schedule_problems(config)
     yield from lora_problems(config.lora, config.checkpoint.merged)
     yield from _reward_parts(config.reward)
     yield from deepspeed_problems(config.train)
@@ -196,6 +198,7 @@ def warnings_for(config: RLConfig | EvalConfig) -> list[str]:
         *_sampling_warnings(config),
         *_training_warnings(config),
         *objective_warnings(config),
+        *schedule_warnings(config),
         *lora_warnings(config.lora, config.model.dtype, "learning_rate" in config.train.model_fields_set),
         *_reward_warnings(config.reward),
     ]

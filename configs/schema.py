@@ -16,6 +16,7 @@ from configs.block import Block, Named
 from configs.lora import Lora
 from configs.objective import Critic, Filter, Objective, Replay
 from configs.schedule import Failures, Schedule
+from configs.schedule_rules import with_correction
 from configs.source import Source
 from configs.training import Train
 
@@ -183,8 +184,8 @@ class Rollout(Block):
     max_refill_rounds: int = Field(
         3,
         ge=0,
-        description="Rounds of further prompts asked in a step in place of groups that a refilling filter left out; after "
-        "that the step trains on fewer, and says so (rollout/unfilled_groups).",
+        description="In place of groups that a refilling filter left out, at most this many times prompts_per_step further "
+        "prompts are asked in a step; after that it trains on fewer, and says so (rollout/unfilled_groups).",
     )
     engine: dict[str, Any] = Field(
         default_factory=dict, description="Passed to vLLM as it is, e.g. {gpu_memory_utilization: 0.5}."
@@ -257,7 +258,7 @@ class RLConfig(Block):
 
     @model_validator(mode="after")
     def _rules(self) -> RLConfig:
-        return rules.enforced(self, rules.rl_problems(self))
+        return rules.enforced(with_correction(self), rules.rl_problems(self))
 
 
 class EvalRun(Block):

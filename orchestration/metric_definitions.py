@@ -46,13 +46,10 @@ METRICS: dict[str, Metric] = {
         "Filtered responses",
     ),
     "rollout/filtered_groups": Metric(
-        "groups", "Groups that filters left out whole, refill rounds included.", "Filtered groups"
-    ),
-    "rollout/refill_rounds": Metric(
-        "rounds", "Rounds of further prompts asked in place of filtered groups.", "Refill rounds"
+        "groups", "Groups that filters left out whole.", "Filtered groups"
     ),
     "rollout/refilled_groups": Metric(
-        "groups", "Further prompts asked in those rounds; they are in rollout/responses.", "Filtered groups"
+        "groups", "Further prompts asked in place of filtered groups; they are in rollout/responses.", "Filtered groups"
     ),
     "rollout/unfilled_groups": Metric(
         "groups", "Groups still missing after rollout.max_refill_rounds: the step trained on fewer.", "Filtered groups"
@@ -138,6 +135,16 @@ METRICS: dict[str, Metric] = {
     "objective/rejected_share": Metric(
         "share", "Share of trained tokens that an off-policy correction leaves out.", "Off-policy correction"
     ),
+    "schedule/spanning_share": Metric(
+        "share", "Share of trained responses whose tokens are of more than one policy version.", "Staleness by share"
+    ),
+    "schedule/reused_share": Metric("share", "Share of the batch's groups that were trained on before.", "Reused groups"),
+    "schedule/ready_groups": Metric(
+        "groups", "Finished groups that wait for a later batch, when this one was taken.", "Groups under way"
+    ),
+    "schedule/running_groups": Metric(
+        "groups", "Groups asked and not finished when the batch was taken.", "Groups under way"
+    ),
     "critic/loss": Metric("", "The critic's loss, aggregated as the policy's.", "Critic loss"),
     "critic/explained_variance": Metric(
         "share",
@@ -217,6 +224,11 @@ PREFIXES: dict[str, Metric] = {
     ),
     "rollout/filtered/": Metric(
         "responses", "rollout/filtered/<filter>: scored responses that this filter left out.", "Filtered responses"
+    ),
+    "schedule/staleness/": Metric(
+        "share",
+        "schedule/staleness/<n>: share of the trained tokens that are n policy versions older than the policy they train.",
+        "Staleness by share",
     ),
     "method/": Metric(
         "", "method/<name>: a metric that the method's loss returns, mean over trained tokens.", "Method metrics"
