@@ -16,7 +16,7 @@ from orchestration.console import Console
 from orchestration.evaluation import evaluation_tally
 from orchestration.logs import captured_output
 from orchestration.metrics import Tally
-from orchestration.rollout_actor import refuse_failed_rewards
+from orchestration.rollout_metrics import refuse_failed_rewards
 from orchestration.run_directory import RunDirectory, write_atomically
 from rollouts.records import Group
 from rollouts.sampling import Sampling

@@ -18,7 +18,7 @@ from algs.method import PolicyMethod
 from configs.schema import EvalConfig, RLConfig
 from orchestration.devices import resolve
 from orchestration.placement import placed
-from orchestration.rollout_actor import RolloutGroup
+from orchestration.rollout_group import RolloutGroup
 from orchestration.run_directory import RunDirectory
 from orchestration.sync import synchronise
 from orchestration.trainer_actor import TrainerGroup

@@ -19,7 +19,7 @@ from orchestration.frozen import frozen_columns
 from orchestration.metrics import Tally
 from orchestration.nonfinite import NonFiniteError, not_finite_message, skipped_warning
 from orchestration.refill import StepFeed
-from orchestration.rollout_actor import RewardFailures, refuse_failed_rewards, rollout_tally
+from orchestration.rollout_metrics import RewardFailures, refuse_failed_rewards, rollout_tally
 from orchestration.run_directory import RunDirectory
 from orchestration.sync import prove, synchronise
 from orchestration.update import prepare_updates

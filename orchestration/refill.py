@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from configs.schema import RLConfig
 from data_feeds.sampler import PromptSampler
 from orchestration.metrics import Tally
-from orchestration.rollout_actor import RolloutGroup, Rollouts
+from orchestration.rollout_group import RolloutGroup, Rollouts
 from rollouts.filter import GroupFilter, apply_filters, filters_of
 from rollouts.records import Group, Prompt
 from rollouts.sampling import Sampling

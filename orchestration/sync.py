@@ -6,7 +6,7 @@ from configs.schema import RLConfig
 from orchestration.frozen import frozen_columns
 from orchestration.metrics import Tally
 from orchestration.probe import compare, tolerance_for
-from orchestration.rollout_actor import RolloutGroup
+from orchestration.rollout_group import RolloutGroup
 from orchestration.trainer_actor import TrainerGroup
 from rollouts.records import Prompt
 from rollouts.sampling import Sampling

@@ -15,7 +15,7 @@ import ray
 from configs.load import load, method_for, run_directory, to_yaml
 from configs.schema import Reward, RLConfig
 from configs.yaml_text import dump
-from orchestration import rollout_actor
+from orchestration import rollout_group
 from orchestration.cluster import Actors, started_actors, trainer_settings
 from orchestration.console import Console
 from orchestration.job import RLJob
@@ -119,7 +119,7 @@ def started_stack(folder: Path, model: Path) -> Iterator[SharedStack]:
     config = load(file, RLConfig, run_dir=str(folder / "stack"))
     run = RunDirectory.create(run_directory(config), to_yaml(config))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rollout_actor, "RolloutActor", SharedRolloutActor)
+        patch.setattr(rollout_group, "RolloutActor", SharedRolloutActor)
         with started_actors(config, run, method_for(config)) as actors:
             shared = SharedStack(actors, folder)
             yield shared

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from orchestration.nonfinite import NonFiniteError
-from orchestration.rollout_actor import RewardFailures
+from orchestration.rollout_metrics import RewardFailures
 from orchestration.run_directory import checkpoints, read_samples
 from unit_tests.e2e.shared_stack import STEPS, UPDATES, SharedStack
 from unit_tests.test_add_a_method import PAGE, code_blocks

@@ -17,7 +17,8 @@ from data_feeds.sampler import ShuffledPrompts
 from orchestration.evaluation import evaluation_tally
 from orchestration.metrics import Tally
 from orchestration.refill import StepFeed
-from orchestration.rollout_actor import Rollouts, rollout_tally, step_askings
+from orchestration.rollout_group import Rollouts, step_askings
+from orchestration.rollout_metrics import rollout_tally
 from orchestration.run_directory import RunDirectory, read_metrics, read_samples
 from rollouts.records import Group, Prompt, Trajectory
 from rollouts.sampling import Sampling

@@ -8,7 +8,7 @@ from algs.grpo import GRPO
 from algs.sft import SFT
 from configs.schema import RLConfig
 from orchestration.objective import TokenObjective
-from orchestration.rollout_actor import RewardFailures, refuse_failed_rewards, rollout_tally
+from orchestration.rollout_metrics import RewardFailures, refuse_failed_rewards, rollout_tally
 from orchestration.update import ScoredBatch, advantages_of, prepare_updates
 from rollouts.records import Group, Prompt, Trajectory
 
