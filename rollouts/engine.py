@@ -20,6 +20,7 @@ import numpy as np
 
 from rollouts.records import FloatArray, IntArray
 from rollouts.sampling import Sampling
+from rollouts.stopwatch import Stopwatch
 
 GIB = 1024**3
 
@@ -97,8 +98,10 @@ class VLLMEngine:
         self._version = 0
         self._unusable: str | None = None
         self._paused = False
+        self._pauses = Stopwatch()
         self._numbers = itertools.count()
         self._running: set[str] = set()
+        self._tokens_returned = 0
 
     async def start(self) -> None:
         """Load the model, start vLLM's processes and make one token, which compiles what vLLM compiles (10 to 30 s)."""
@@ -133,6 +136,7 @@ class VLLMEngine:
         if self._unusable:
             raise WeightLoadError(self._unusable)
         token_ids = np.asarray(final.token_ids, dtype=np.int32)
+        self._tokens_returned += len(token_ids)
         logprobs = np.asarray(final.logprobs.logprobs, dtype=np.float32)
         # vLLM labels every token with the version active when it was sampled; "default" is before the first sync.
         spans = final.weight_versions or []
@@ -147,15 +151,19 @@ class VLLMEngine:
 
     async def pause(self) -> None:
         """Stop generating; running requests stay and new ones queue until `resume`."""
-        self._paused = True
-        await self._llm.pause_generation(mode="keep", clear_cache=False)
+        if not self._paused:
+            self._paused = True
+            self._pauses.begin()
+            await self._llm.pause_generation(mode="keep", clear_cache=False)
 
     async def resume(self) -> None:
         """Generate again after `pause`."""
         if self._unusable:
             raise WeightLoadError(self._unusable)
-        self._paused = False
-        await self._llm.resume_generation()
+        if self._paused:
+            self._paused = False
+            await self._llm.resume_generation()
+            self._pauses.end()
 
     async def load_weights(self, version: int, update: dict[str, Any]) -> None:
         """Take a version that `WeightPublisher.publish` wrote; running requests go on under it.
@@ -167,6 +175,7 @@ class VLLMEngine:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         assert update["version"] == version
+        self._pauses.begin()
         await self._llm.pause_generation(mode="keep", clear_cache=False)
         try:
             await self._llm.start_weight_update()
@@ -184,6 +193,8 @@ class VLLMEngine:
             self._unusable = f"weights of version {version} did not load over version {self._version}: {error}"
             await self.abort()
             raise WeightLoadError(self._unusable) from error
+        finally:
+            self._pauses.end()
         self._version, self._unusable = version, None
         if not self._paused:
             await self._llm.resume_generation()
@@ -194,15 +205,26 @@ class VLLMEngine:
         Needs `engine: {enable_sleep_mode: true}`; a CPU engine has nothing to give back and only stops generating.
         """
         assert not self._running, "sleep with requests running"
+        self._pauses.begin()
         await self._llm.sleep(level=1)
 
     async def wake(self) -> None:
         """Take the memory again after `sleep`."""
         await self._llm.wake_up()
+        self._pauses.end()
 
     def version(self) -> int:
         """The policy version that generates now."""
         return self._version
+
+    def tokens_generated(self) -> int:
+        """Since the start; the running responses' tokens so far among them."""
+        running = self._llm.output_processor.request_states.values()
+        return self._tokens_returned + sum(state.detokenizer.num_output_tokens() for state in running)
+
+    def paused_seconds(self) -> float:
+        """Time since the start in which nothing could be generated: weights came, or `pause`, or `sleep`."""
+        return self._pauses.seconds()
 
     async def shutdown(self) -> None:
         """End vLLM's processes."""

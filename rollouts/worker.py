@@ -1,14 +1,16 @@
 """A rollout worker: one engine, its environments and its scoring processes, in one Ray actor.
 
-All responses of a step run at once (continuous batching, no barrier), each scored as soon as it is finished. Nothing
-but finished groups goes back to the driver.
+All responses that were asked run at once (continuous batching, no barrier), each scored as soon as it is finished.
+Nothing but finished groups goes back to the driver: `ask` and `collect` for training, `generate` for evaluation.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from rollouts.engine import Generation, VLLMEngine
 from rollouts.environment import find_environment
 from rollouts.records import Group, Prompt, Trajectory
 from rollouts.sampling import Sampling
+from rollouts.stopwatch import Stopwatch
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,19 @@ class Finished:
 
 
 @dataclass(frozen=True)
+class Collected:
+    """What `collect` gives back: groups, and counters that only grow. They are also the worker's sign of life."""
+
+    groups: list[Group]  # finished since the last call, in order of finishing
+    tokens_generated: int  # by the engine since it started: also of running responses, probes and evaluations
+    responses_running: int  # asked, and not yet generated to their end
+    groups_running: int  # asked, and not yet finished: their responses run or are being scored
+    busy_seconds: float  # with a response running that was asked, and the engine not paused
+    scoring_seconds: float  # with no response running, but scores outstanding, and the engine not paused
+    paused_seconds: float  # in which the engine could not generate: weights came, or it was told to pause or to sleep
+
+
+@dataclass(frozen=True)
 class _Turn:
     """One generation, and what the environment said to it (nothing after the last)."""
 
@@ -58,20 +74,69 @@ class RolloutWorker:
         self.tokenizer = load_tokenizer(model.path, model.trust_remote_code)
         self.environment_class = find_environment(environment)
         self.scoring = ScoringService(reward)
+        self._responses, self._groups = Stopwatch(self._unpaused_seconds), Stopwatch(self._unpaused_seconds)
+        self._under_way: dict[str, asyncio.Task[Group]] = {}  # by group id
+        self._ended: list[str] = []  # group ids, for `collect`
+        self._one_ended = asyncio.Event()
+
+    def _unpaused_seconds(self) -> float:
+        return time.monotonic() - self.engine.paused_seconds()
 
     async def start(self) -> None:
         """Load the model and the rewards; what does not load raises here."""
         await asyncio.gather(self.engine.start(), self.scoring.start())
 
+    async def ask(self, askings: list[Asking], sampling: Sampling, step: int) -> None:
+        """Begin every response of every asking, in this order; returns at once. The groups come out of `collect`."""
+        for asking in askings:
+            assert asking.group_id not in self._under_way, f"group {asking.group_id} is under way already"
+            task = asyncio.create_task(self._asked_group(asking, sampling, step))
+            self._under_way[asking.group_id] = task
+            task.add_done_callback(partial(self._end, asking.group_id))
+
+    async def collect(self, wait_seconds: float) -> Collected:
+        """The groups that finished since the last call; waits at most this long when there are none.
+
+        Raises what a group raised (an environment's own error, WeightLoadError), once, with a note saying which group;
+        the other groups stay for the next call.
+        """
+        if not self._ended:
+            self._one_ended.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._one_ended.wait(), wait_seconds)
+        for group_id in self._ended:
+            if self._under_way[group_id].exception() is not None:
+                self._ended.remove(group_id)
+                await self._under_way.pop(group_id)  # raises
+        groups = [self._under_way.pop(group_id).result() for group_id in self._ended]
+        self._ended.clear()
+        return Collected(
+            groups=groups,
+            tokens_generated=self.engine.tokens_generated(),
+            responses_running=self._responses.running,
+            groups_running=self._groups.running,
+            busy_seconds=self._responses.seconds(),
+            scoring_seconds=self._groups.seconds() - self._responses.seconds(),
+            paused_seconds=self.engine.paused_seconds(),
+        )
+
+    async def withdraw(self, group_ids: list[str]) -> None:
+        """End these groups' responses; `collect` gives back none of them from now on. Unknown ids have no effect."""
+        withdrawn = {group_id: self._under_way.pop(group_id) for group_id in group_ids if group_id in self._under_way}
+        self._ended = [group_id for group_id in self._ended if group_id not in withdrawn]
+        for task in withdrawn.values():
+            task.cancel()
+        await asyncio.gather(*withdrawn.values(), return_exceptions=True)  # nobody asks for their results any more
+
     async def generate(self, askings: list[Asking], sampling: Sampling, step: int) -> Finished:
-        """Sample and score every response of every asking, all at once."""
+        """Sample and score every response of every asking, all at once, beside those that were asked."""
         started = time.monotonic()
-        self._last_token = started
-        groups = await asyncio.gather(*(self._group(asking, sampling, step) for asking in askings))
+        watch = Stopwatch()
+        groups = await asyncio.gather(*(self._group(asking, sampling, step, watch) for asking in askings))
         return Finished(
             groups=list(groups),
-            generate_seconds=self._last_token - started,
-            reward_seconds=time.monotonic() - self._last_token,
+            generate_seconds=watch.last_end - started,
+            reward_seconds=time.monotonic() - watch.last_end,
         )
 
     async def probe(self, prompts: list[Prompt], sampling: Sampling, step: int) -> list[Trajectory]:
@@ -80,16 +145,34 @@ class RolloutWorker:
         calls = (self._trajectory(asking, self._prompt_ids(asking.prompt), 0, sampling, step) for asking in askings)
         return list(await asyncio.gather(*calls))
 
-    async def _group(self, asking: Asking, sampling: Sampling, step: int) -> Group:
+    async def _asked_group(self, asking: Asking, sampling: Sampling, step: int) -> Group:
+        try:
+            with self._groups.timing():
+                return await self._group(asking, sampling, step, self._responses)
+        except Exception as error:
+            error.add_note(f"in group {asking.group_id}, prompt {asking.prompt.prompt_id}")
+            raise
+
+    def _end(self, group_id: str, _: asyncio.Task[Group]) -> None:
+        if group_id in self._under_way:  # not withdrawn
+            self._ended.append(group_id)
+            self._one_ended.set()
+
+    async def _group(self, asking: Asking, sampling: Sampling, step: int, watch: Stopwatch) -> Group:
         prompt_ids = self._prompt_ids(asking.prompt)
 
         async def scored(sample: int) -> Trajectory:
-            trajectory = await self._trajectory(asking, prompt_ids, sample, sampling, step)
-            self._last_token = max(self._last_token, time.monotonic())
+            with watch.timing():
+                trajectory = await self._trajectory(asking, prompt_ids, sample, sampling, step)
             return trajectory if trajectory.reward is not None else await self.scoring.score(trajectory)
 
-        trajectories = await asyncio.gather(*(scored(sample) for sample in range(asking.samples)))
-        return await self.scoring.score_group(Group(asking.group_id, asking.prompt, list(trajectories)))
+        tasks = [asyncio.create_task(scored(sample)) for sample in range(asking.samples)]
+        try:
+            trajectories = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()  # when one failed, nobody needs the others
+        return await self.scoring.score_group(Group(asking.group_id, asking.prompt, trajectories))
 
     def _prompt_ids(self, prompt: Prompt) -> np.ndarray:
         return np.asarray(render_chat(self.tokenizer, prompt.messages), dtype=np.int32)
@@ -128,6 +211,7 @@ class RolloutWorker:
         await self.engine.load_weights(version, update)
 
     async def close(self) -> None:
+        await self.withdraw(list(self._under_way))
         await self.scoring.close()
         await self.engine.shutdown()
 

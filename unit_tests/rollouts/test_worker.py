@@ -1,6 +1,7 @@
 """The rollout worker with a scripted engine: groups, turns and scores, without vLLM."""
 
 import asyncio
+import time
 
 import numpy as np
 import pytest
@@ -15,21 +16,38 @@ from unit_tests.tiny_model import write_tiny_model
 
 
 class ScriptedEngine:
-    """Answers with the number of the sample, repeated; remembers what it was asked."""
+    """Answers with the number of the sample, repeated; remembers what it was asked, and what was cancelled."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: dict[str, float] | None = None) -> None:
         self.asked: list[tuple[list[int], str, int]] = []
+        self.seconds = seconds or {}  # that a response takes, by prompt id
+        self.cancelled: list[tuple[str, int]] = []
+        self.tokens = 0
+        self.pause = 0.0
 
     async def start(self) -> None:
         pass
 
     async def generate(self, prompt_ids, sampling, step, prompt_id, sample):
         self.asked.append((list(prompt_ids), prompt_id, sample))
-        await asyncio.sleep(0.001 * (5 - sample % 5))  # later samples finish first
+        # Later samples finish first.
+        seconds = self.seconds.get(prompt_id.split("#")[0], 0.001 * (5 - sample % 5))
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            self.cancelled.append((prompt_id, sample))
+            raise
         n = sample + 1
+        self.tokens += n
         return Generation(
             np.full(n, 3 + sample, np.int32), np.full(n, -0.5, np.float32), np.full(n, 4, np.int32), "stop", 0.01
         )
+
+    def tokens_generated(self) -> int:
+        return self.tokens
+
+    def paused_seconds(self) -> float:
+        return self.pause
 
     async def shutdown(self) -> None:
         pass
@@ -51,6 +69,13 @@ class ThreeTurns:
         return Step(done=False, token_ids=[1, 2])
 
 
+class BreaksOnP1(ThreeTurns):
+    def reset(self, prompt):
+        if prompt.prompt_id == "p1":
+            raise KeyError("no such world")
+        return prompt.messages
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
@@ -58,18 +83,34 @@ def model(tmp_path_factory):
     return Model(path=str(folder))
 
 
-def generate(model, environment, samples):
+SAMPLING = Sampling(max_new_tokens=8)
+
+
+def made_askings(groups, samples):
+    prompts = [Prompt(f"p{i}", [{"role": "user", "content": f"question {i}"}]) for i in range(groups)]
+    return [Asking(f"g{i}", prompt, samples) for i, prompt in enumerate(prompts)]
+
+
+def with_worker(model, do, engine=None, environment="single_turn"):
+    """What `do` returns, given a started worker."""
+
     async def run():
-        engine = ScriptedEngine()
-        worker = RolloutWorker(engine, model, Reward.model_validate({"parts": [{"function": "ended"}]}), environment)
+        reward = Reward.model_validate({"parts": [{"function": "ended"}]})
+        worker = RolloutWorker(engine or ScriptedEngine(), model, reward, environment)
         await worker.start()
-        prompts = [Prompt(f"p{i}", [{"role": "user", "content": f"question {i}"}]) for i in range(2)]
-        askings = [Asking(f"g{i}", prompt, samples) for i, prompt in enumerate(prompts)]
-        finished = await worker.generate(askings, Sampling(max_new_tokens=8), step=1)
-        await worker.close()
-        return engine, finished
+        try:
+            return await do(worker)
+        finally:
+            await worker.close()
 
     return asyncio.run(run())
+
+
+def generate(model, environment, samples):
+    async def do(worker):
+        return worker.engine, await worker.generate(made_askings(2, samples), SAMPLING, step=1)
+
+    return with_worker(model, do, environment=environment)
 
 
 def test_groups_come_back_whole_in_order_and_scored(model):
@@ -101,15 +142,163 @@ def test_turns_are_joined_token_in_token_out(model):
 
 
 def test_a_prompt_asked_again_is_seeded_as_further_samples(model):
-    async def run():
-        engine = ScriptedEngine()
-        worker = RolloutWorker(engine, model, Reward.model_validate({"parts": [{"function": "ended"}]}), "single_turn")
-        await worker.start()
+    async def do(worker):
         prompt = Prompt("p0", [{"role": "user", "content": "question"}])
-        await worker.generate(
-            [Asking("g0", prompt, 2), Asking("g1", prompt, 2, first_sample=2)], Sampling(max_new_tokens=8), step=1
-        )
-        await worker.close()
-        return engine
+        await worker.generate([Asking("g0", prompt, 2), Asking("g1", prompt, 2, first_sample=2)], SAMPLING, step=1)
+        return worker.engine
 
-    assert sorted(asked[2] for asked in asyncio.run(run()).asked) == [0, 1, 2, 3]
+    assert sorted(asked[2] for asked in with_worker(model, do).asked) == [0, 1, 2, 3]
+
+
+async def collected(worker, count):
+    """Group ids in the order they came, over as many calls as it takes."""
+    ids = []
+    while len(ids) < count:
+        ids += [group.group_id for group in (await worker.collect(10)).groups]
+    return ids
+
+
+def test_what_was_asked_is_collected_once_in_order_of_finishing(model):
+    async def do(worker):
+        began = time.monotonic()
+        await worker.ask(made_askings(3, 2), SAMPLING, step=1)
+        asked_seconds = time.monotonic() - began
+        ids = await collected(worker, 3)
+        rest = await worker.collect(0.0)
+        return worker.engine, asked_seconds, ids, rest
+
+    engine, asked_seconds, ids, rest = with_worker(model, do, ScriptedEngine({"p0": 0.6, "p1": 0.3, "p2": 0.0}))
+    assert ids == ["g2", "g1", "g0"]
+    assert rest.groups == []
+    assert asked_seconds < 0.1
+    order = [(prompt, sample) for _, prompt, sample in engine.asked]
+    assert order == [(f"p{i}#0", sample) for i in range(3) for sample in range(2)]  # begun in the order of asking
+
+
+def test_an_asked_group_is_the_one_generate_makes(model):
+    async def do(worker):
+        await worker.ask(made_askings(1, 3), SAMPLING, step=1)
+        while not (groups := (await worker.collect(10)).groups):
+            pass
+        return groups[0], (await worker.generate(made_askings(1, 3), SAMPLING, step=1)).groups[0]
+
+    asked, generated = with_worker(model, do)
+    for one, other in zip(asked.trajectories, generated.trajectories, strict=True):
+        assert (one.group_id, one.sample, one.response, one.reward) == (
+            other.group_id, other.sample, other.response, other.reward
+        )  # fmt: skip
+        assert one.token_ids.tolist() == other.token_ids.tolist()
+
+
+def test_collect_returns_all_there_are_and_waits_only_for_the_first(model):
+    async def do(worker):
+        await worker.ask(made_askings(3, 1), SAMPLING, step=1)
+        await asyncio.sleep(1.0)  # two are done by now
+        began = time.monotonic()
+        groups = (await worker.collect(30)).groups
+        return [group.group_id for group in groups], time.monotonic() - began
+
+    ids, seconds = with_worker(model, do, ScriptedEngine({"p0": 0.0, "p1": 0.1, "p2": 60.0}))
+    assert sorted(ids) == ["g0", "g1"]
+    assert seconds < 0.5
+
+
+def test_collect_waits_no_longer_than_told_and_counts_meanwhile(model):
+    async def do(worker):
+        await worker.ask(made_askings(2, 3), SAMPLING, step=1)
+        began = time.monotonic()
+        first = await worker.collect(0.3)
+        seconds = time.monotonic() - began
+        await asyncio.sleep(0.2)
+        worker.engine.pause += 0.1  # the engine stood still for half of the time
+        return seconds, first, await worker.collect(0.0)
+
+    seconds, first, then = with_worker(model, do, ScriptedEngine({"p0": 60.0, "p1": 60.0}))
+    assert 0.3 <= seconds < 1.0
+    assert first.groups == then.groups == []
+    assert (then.responses_running, then.groups_running) == (6, 2)
+    assert first.busy_seconds == pytest.approx(seconds, abs=0.05)
+    assert then.busy_seconds - first.busy_seconds == pytest.approx(0.1, abs=0.08)
+    assert then.paused_seconds == 0.1
+
+
+def test_counters_of_finished_work(model):
+    async def do(worker):
+        await worker.ask(made_askings(2, 3), SAMPLING, step=1)
+        await collected(worker, 2)
+        first = await worker.collect(0.0)
+        await asyncio.sleep(0.1)
+        return first, await worker.collect(0.0)
+
+    first, then = with_worker(model, do)
+    assert first.tokens_generated == 2 * (1 + 2 + 3)
+    assert (first.responses_running, first.groups_running) == (0, 0)
+    assert (first.busy_seconds, first.scoring_seconds) == (then.busy_seconds, then.scoring_seconds)
+    assert first.busy_seconds > 0
+    assert first.scoring_seconds > 0
+
+
+def test_an_error_in_a_group_is_raised_once_and_the_others_come_all_the_same(model):
+    async def do(worker):
+        await worker.ask(made_askings(3, 2), SAMPLING, step=1)
+        with pytest.raises(KeyError, match="no such world") as caught:
+            await worker.collect(10)
+        return caught.value.__notes__, await collected(worker, 2)
+
+    notes, ids = with_worker(model, do, environment="unit_tests.rollouts.test_worker:BreaksOnP1")
+    assert notes == ["in group g1, prompt p1"]
+    assert sorted(ids) == ["g0", "g2"]
+
+
+def test_the_other_responses_of_a_broken_group_end(model):
+    class BreaksOnSample1(ScriptedEngine):
+        async def generate(self, prompt_ids, sampling, step, prompt_id, sample):
+            if sample == 1:
+                raise OSError("the engine is gone")
+            return await super().generate(prompt_ids, sampling, step, prompt_id, sample)
+
+    async def do(worker):
+        await worker.ask(made_askings(1, 3), SAMPLING, step=1)
+        with pytest.raises(OSError, match="the engine is gone"):
+            await worker.collect(10)
+        return worker.engine, await worker.collect(0.1)
+
+    engine, counters = with_worker(model, do, BreaksOnSample1({"p0": 60.0}))
+    assert engine.cancelled == [("p0#0", 0), ("p0#0", 2)]
+    assert (counters.responses_running, counters.groups_running) == (0, 0)
+
+
+def test_withdrawn_groups_end_and_never_come(model):
+    async def do(worker):
+        await worker.ask(made_askings(3, 2), SAMPLING, step=1)
+        await asyncio.sleep(0.5)  # g0 is finished, and not collected
+        await worker.withdraw(["g0", "g1", "unknown"])
+        counters = await worker.collect(0.0)
+        await worker.ask(made_askings(1, 2), SAMPLING, step=2)  # g0 again
+        return worker.engine, counters, await collected(worker, 2)
+
+    engine, counters, ids = with_worker(model, do, ScriptedEngine({"p0": 0.0, "p1": 60.0, "p2": 1.0}))
+    assert engine.cancelled == [("p1#0", 0), ("p1#0", 1)]
+    assert (counters.groups, counters.groups_running) == ([], 1)
+    assert ids == ["g0", "g2"]
+
+
+def test_closing_ends_what_is_under_way(model):
+    async def do(worker):
+        await worker.ask(made_askings(1, 2), SAMPLING, step=1)
+        await asyncio.sleep(0.05)
+        return worker.engine
+
+    assert len(with_worker(model, do, ScriptedEngine({"p0": 60.0})).cancelled) == 2
+
+
+def test_evaluation_runs_beside_what_was_asked(model):
+    async def do(worker):
+        await worker.ask(made_askings(1, 2), SAMPLING, step=1)
+        other = Asking("e0", Prompt("q0", [{"role": "user", "content": "question"}]), 1)
+        finished = await worker.generate([other], SAMPLING, step=1)
+        return finished, await worker.collect(0.0)
+
+    finished, counters = with_worker(model, do, ScriptedEngine({"p0": 60.0}))
+    assert [group.group_id for group in finished.groups] == ["e0"]
+    assert counters.responses_running == 2

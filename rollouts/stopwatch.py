@@ -1,0 +1,43 @@
+"""How long something was under way, where several such things may overlap."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class Stopwatch:
+    """Adds up the time in which at least one thing is under way, by a clock in seconds that may stand still."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seconds = 0.0  # of the spans that are over
+        self._since = 0.0  # when the present span began
+        self.running = 0  # things under way
+        self.last_end = clock()  # when a thing last ended; at first, when the watch was made
+
+    def begin(self) -> None:
+        if self.running == 0:
+            self._since = self._clock()
+        self.running += 1
+
+    def end(self) -> None:
+        assert self.running > 0, "ended more often than begun"
+        self.running -= 1
+        self.last_end = self._clock()
+        if self.running == 0:
+            self._seconds += self.last_end - self._since
+
+    @contextmanager
+    def timing(self) -> Iterator[None]:
+        """One thing is under way inside."""
+        self.begin()
+        try:
+            yield
+        finally:
+            self.end()
+
+    def seconds(self) -> float:
+        """In all, with the present span so far."""
+        return self._seconds + (self._clock() - self._since if self.running else 0.0)
