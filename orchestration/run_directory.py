@@ -24,6 +24,8 @@ from rollouts.records import Trajectory
 CONFIG, ENVIRONMENT, METRICS_FILE, REPORT = "config.yaml", "environment.json", "metrics.jsonl", "report.html"
 SAMPLES, LOGS, CHECKPOINTS = "samples", "logs", "checkpoints"
 FIRST_RANK_SECONDS = 600  # it may be tokenising its data still
+RESUME = "resume"  # folder in a checkpoint: what a resumed run needs, see orchestration/resume.py
+REMOVED_RESUME = ".resume.removing"
 MARKER = "checkpoint.json"  # in every finished checkpoint: which run made it, at which step
 
 
@@ -38,11 +40,12 @@ def check_free(path: str | Path) -> None:
 
 
 class RunDirectory:
-    """The one writer of a run's files. Make it with `create`."""
+    """The one writer of a run's files. Make it with `create`, or `opened` one that is there."""
 
     def __init__(self, path: str | Path, run_id: str) -> None:
         self.path = Path(path)
         self.run_id = run_id
+        self.resumed_from: Path | None = None  # the checkpoint that this run goes on from
 
     @classmethod
     def create(cls, path: str | Path, config_yaml: str, seeds: dict[str, int] | None = None) -> RunDirectory:
@@ -79,7 +82,15 @@ class RunDirectory:
                     f"the first rank has not made {path} within {FIRST_RANK_SECONDS} s; is the folder shared?"
                 )
             time.sleep(0.1)
-        return cls(path, run_id=json.loads((path / ENVIRONMENT).read_text(encoding="utf-8"))["run_id"])
+        return cls.opened(path)
+
+    @classmethod
+    def opened(cls, path: str | Path) -> RunDirectory:
+        """A run that is there already. Raises: ValueError when there is none."""
+        file = Path(path) / ENVIRONMENT
+        if not file.is_file():
+            raise ValueError(f"{path} holds no run ({ENVIRONMENT} is missing)")
+        return cls(path, run_id=json.loads(file.read_text(encoding="utf-8"))["run_id"])
 
     @property
     def report_path(self) -> Path:
@@ -121,7 +132,7 @@ class RunDirectory:
         if final.exists():
             raise ValueError(f"checkpoint {final} exists; remove it first")
         self._remove_leftovers()
-        partial = final.with_name(f".{final.name}.partial")
+        partial = self.partial_checkpoint(step)
         partial.mkdir()
         try:
             yield partial
@@ -135,8 +146,13 @@ class RunDirectory:
             raise
         _fsync(final.parent)
 
+    def partial_checkpoint(self, step: int) -> Path:
+        """Where `checkpoint(step)` has it written, for ranks that write their part of it."""
+        return self.path / CHECKPOINTS / f".step_{step:06d}.partial"
+
     def prune_checkpoints(self, keep: int) -> list[Path]:
-        """Remove all but the newest `keep` checkpoints of this run; returns what was removed.
+        """Remove all but the newest `keep` checkpoints of this run; returns what was removed. Of the others only the newest
+        keeps what a resumed run needs: it is several times the size of the weights.
 
         Folders that this run did not make are left alone.
         """
@@ -146,11 +162,15 @@ class RunDirectory:
             doomed = path.with_name(f".{path.name}.removing")  # renamed first: never half a checkpoint under its name
             os.rename(path, doomed)
             shutil.rmtree(doomed)
+        for path in ours[-keep:-1] if (ours and (ours[-1] / RESUME).is_dir()) else ():
+            if (path / RESUME).is_dir():
+                os.rename(path / RESUME, path / REMOVED_RESUME)
+                shutil.rmtree(path / REMOVED_RESUME)
         return ours[:-keep]
 
     def _remove_leftovers(self) -> None:
         """Of a process killed while it wrote or removed a checkpoint."""
-        for pattern in (".step_*.partial", ".step_*.removing"):
+        for pattern in (".step_*.partial", ".step_*.removing", f"step_*/{REMOVED_RESUME}"):
             for path in (self.path / CHECKPOINTS).glob(pattern):
                 shutil.rmtree(path)
 

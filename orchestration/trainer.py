@@ -34,6 +34,7 @@ from orchestration.reward_model_files import save_reward_model
 from orchestration.saved_step import SavedStep
 from orchestration.step_sums import StepSums
 from orchestration.trainer_settings import TrainerSettings, deepspeed_config, learning_rate_at
+from orchestration.trainer_state import load_state, save_state
 
 
 class Trainer:
@@ -310,6 +311,14 @@ class Trainer:
             self._save_tensors(folder, None)
         if lora is not None:
             self._save_tensors(folder / ADAPTER_FOLDER if merged else folder, lora)
+
+    def save_state(self, folder: Path) -> None:
+        """Write what decides the next step: see trainer_state. A collective."""
+        save_state(self, folder)
+
+    def load_state(self, folder: Path) -> None:
+        """Go on where `save_state` was called; for a trainer that has not trained yet. A collective. Raises: ValueError."""
+        load_state(self, folder)
 
     def _save_tensors(self, folder: Path, lora: Lora | None) -> None:
         """The whole model, or the adapter alone."""

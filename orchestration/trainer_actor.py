@@ -75,6 +75,12 @@ class TrainerActor:
     def save(self, folder: str) -> None:
         self.trainer.save(Path(folder))
 
+    def save_state(self, folder: str) -> None:
+        self.trainer.save_state(Path(folder))
+
+    def load_state(self, folder: str) -> None:
+        self.trainer.load_state(Path(folder))
+
     def close(self) -> None:
         if self.publisher is not None:
             self.publisher.close()
@@ -130,6 +136,14 @@ class TrainerGroup:
 
     def save(self, folder: Path) -> None:
         ray.get([actor.save.remote(str(folder)) for actor in self.actors])
+
+    def save_state(self, folder: Path) -> None:
+        """Write what decides the next step, every rank its part; the folder is on storage that all ranks share."""
+        ray.get([actor.save_state.remote(str(folder)) for actor in self.actors])
+
+    def load_state(self, folder: Path) -> None:
+        """Go on where `save_state` was called, with ranks that have not trained yet. Raises: ValueError."""
+        ray.get([actor.load_state.remote(str(folder)) for actor in self.actors])
 
     def close(self) -> None:
         ray.get([actor.close.remote() for actor in self.actors])
