@@ -14,6 +14,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from configs.lora import lora_problems, lora_warnings
 from configs.objective_rules import objective_problems, objective_warnings
+from configs.placement import placement_problems
 from configs.schedule_rules import schedule_problems, schedule_warnings
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ OWNED_BY_ENGINE = {
     "worker_extension_cls": "weight sync uses it; see the sync block",
     "weight_transfer_config": "use the sync block",
     "enable_lora": "use the lora block",
+    "enable_sleep_mode": "engines that share a GPU sleep; see placement.colocate",
     "max_lora_rank": "use lora.rank",
 }
 UNSYNCED_GAP_NATS = 0.4  # mean gap seen when an engine kept its old weights
@@ -72,6 +74,7 @@ def rl_problems(config: RLConfig) -> Iterator[Problem]:
     yield from _lengths(config)
     yield from objective_problems(config)
     yield from schedule_problems(config)
+    yield from placement_problems(config)
     yield from lora_problems(config.lora, config.checkpoint.merged)
     yield from _reward_parts(config.reward)
     yield from deepspeed_problems(config.train)

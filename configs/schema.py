@@ -15,6 +15,7 @@ from configs import rules
 from configs.block import Block, Named
 from configs.lora import Lora
 from configs.objective import Critic, Filter, Objective, Replay
+from configs.placement import Placement
 from configs.schedule import Failures, Schedule
 from configs.schedule_rules import with_correction
 from configs.source import Source
@@ -229,6 +230,11 @@ class Checkpoint(Block):
 
     every: int = Field(0, ge=0, description="Steps between checkpoints; 0: only at the end.")
     keep: int = Field(2, ge=1, description="Checkpoints kept; older ones that this run made are removed.")
+    resume_state: bool = Field(
+        True,
+        description="Keep in the newest checkpoint what --resume needs: optimizer state and float32 weights, 12 to 16 bytes a "
+        "trained parameter. Without it a checkpoint is the weights alone.",
+    )
     merged: bool = Field(
         False,
         description="With lora: write the model that base and adapter make, and the adapter in its folder adapter/; "
@@ -251,6 +257,7 @@ class RLConfig(Block):
     train: Train = Field(default_factory=Train)
     schedule: Schedule = Field(default_factory=Schedule)
     failures: Failures = Field(default_factory=Failures)
+    placement: Placement = Field(default_factory=Placement)
     sync: Sync = Field(default_factory=Sync)
     eval: Eval = Field(default_factory=Eval)
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)

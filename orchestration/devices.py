@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import dataclass
+from typing import Any
+
+from configs.placement import Placement
 
 # Names under which orchestration/attention.py registers its functions.
 BUCKETS = "feynrl_buckets"
 FLEX = "feynrl_flex"
+ENGINE_MEMORY_SHARE = 0.5  # of a GPU that an engine shares with a trainer rank
+HELD_PORTS: list[socket.socket] = []  # for the life of this process
 
 
 @dataclass(frozen=True)
@@ -45,21 +50,34 @@ def resolve(device: str = "auto", attention: str | None = None) -> DeviceSpec:
     return DeviceSpec("cuda", "nccl", attention or FLEX, cores, gpus)
 
 
-def must_share(ranks: int, engines: int, devices_per_engine: int, gpus: int) -> bool:
-    """Whether each GPU has to hold one trainer rank and one engine, since there are too few for one each.
+def shares_gpus(ranks: int, engines: int, devices_per_engine: int, gpus: int, colocate: bool | None = None) -> bool:
+    """Whether rank i and engine i are on one GPU, in turn: always (colocate true), never (false), or when there are too few
+    for one each (None).
 
     Raises:
-        ValueError: sharing would not do either.
+        ValueError: the GPUs do not do, or an engine of several devices would have to share.
     """
-    wanted = ranks + engines * devices_per_engine
-    if wanted <= gpus:
+    wanted, shared = ranks + engines * devices_per_engine, max(ranks, engines)
+    if not colocate and wanted <= gpus:
         return False
-    if devices_per_engine == 1 and max(ranks, engines) <= gpus:
+    if colocate is not False and devices_per_engine == 1 and shared <= gpus:
         return True
+    if colocate is False:
+        raise ValueError(
+            f"train.ranks {ranks} and {engines} engines x {devices_per_engine} devices need {wanted} GPUs of their own, since "
+            "trainer and engines work at the same time or placement.colocate is false; there are "
+            f"{gpus}. With schedule.pause_while_training (or schedule.mode sync) and placement.colocate empty they share"
+        )
     raise ValueError(
         f"train.ranks {ranks} and {engines} engines x {devices_per_engine} devices need {wanted} GPUs, or "
-        f"{max(ranks, engines)} shared by a rank and an engine each where tensor_parallel_size is 1; there are {gpus}"
+        f"{shared} shared by a rank and an engine each where tensor_parallel_size is 1; there are {gpus}"
     )
+
+
+def shared_engine(placement: Placement, engine: dict[str, Any]) -> dict[str, Any]:
+    """vLLM's arguments of an engine that shares its GPU with a trainer rank: it can sleep, and leaves memory to the rank."""
+    share = placement.engine_memory_share or ENGINE_MEMORY_SHARE
+    return {"enable_sleep_mode": True, "gpu_memory_utilization": share, **engine}
 
 
 def environment_for_trainer(device: str, threads: int) -> dict[str, str]:
@@ -78,7 +96,14 @@ def environment_for_trainer(device: str, threads: int) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A port on this machine that nobody listens on, for a rendezvous of trainer ranks."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+    """A port of this machine that nobody else gets while this process lives, for a listener that allows address reuse, as
+    those of torch's stores do.
+
+    The port stays bound, without listening: the kernel gives it to no other, neither to one who asks for any free port nor
+    to an outgoing connection. A port that was only probed could be taken before its user listens, seconds later.
+    """
+    holder = socket.socket()
+    holder.bind(("", 0))
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # after binding, so that the port was nobody's
+    HELD_PORTS.append(holder)
+    return int(holder.getsockname()[1])

@@ -10,23 +10,29 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from orchestration.devices import DeviceSpec, must_share
+from orchestration.devices import DeviceSpec, shares_gpus
 
 PLACEMENT_SECONDS = 300  # a cluster may have to start nodes first
+HALF = 0.5  # of a GPU that a rank and an engine share
 
 
 @contextmanager
-def placed(device: DeviceSpec, ranks: int, engines: int, devices_per_engine: int) -> Iterator[list[dict[str, Any]]]:
+def placed(
+    device: DeviceSpec, ranks: int, engines: int, devices_per_engine: int, colocate: bool | None = None
+) -> Iterator[list[dict[str, Any]]]:
     """Ray options for each trainer rank, then for each engine.
 
     On GPUs every rank and every engine gets a bundle of its own, all of them or none; an engine's devices are on one
-    node. Where there are too few GPUs, rank i and engine i share one. On CPUs the actors share the cores (the trainer
-    works while the engine waits), so nothing is reserved. Not yet exercised on GPUs.
+    node. Where they are colocated (see shares_gpus), rank i and engine i have half of bundle i's one GPU each. On CPUs
+    nothing is reserved: orchestration/cores.py shares out the cores. Not yet exercised on GPUs.
+
+    Raises:
+        ValueError: the cluster has too few GPUs.
     """
     if device.device != "cuda":
         yield [{"num_cpus": 0} for _ in range(ranks + engines)]
         return
-    shared = must_share(ranks, engines, devices_per_engine, int(ray.cluster_resources().get("GPU", 0)))
+    shared = shares_gpus(ranks, engines, devices_per_engine, int(ray.cluster_resources().get("GPU", 0)), colocate)
     sizes = [1] * max(ranks, engines) if shared else [1] * ranks + [devices_per_engine] * engines
     bundles = [*range(ranks), *(range(engines) if shared else range(ranks, ranks + engines))]
     group: PlacementGroup = placement_group([{"GPU": size, "CPU": 1} for size in sizes], strategy="PACK")
@@ -37,11 +43,16 @@ def placed(device: DeviceSpec, ranks: int, engines: int, devices_per_engine: int
             )
         yield [
             {
-                "num_cpus": 0.5 if shared else 1,
-                "num_gpus": 0.5 if shared else sizes[bundle],
+                "num_cpus": HALF if shared else 1,
+                "num_gpus": HALF if shared else sizes[bundle],
                 "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
             }
             for bundle in bundles
         ]
     finally:
         remove_placement_group(group)
+
+
+def shares_its_gpu(options: dict[str, Any]) -> bool:
+    """Whether an engine placed by these Ray options has a trainer rank beside it on its GPU."""
+    return options.get("num_gpus") == HALF

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Iterable
 
@@ -14,7 +15,10 @@ from configs.block import Named
 from configs.components import aggregation_for
 from configs.load import method_for, run_directory
 from configs.lora import Lora
+from configs.placement import colocate
 from configs.schema import EvalConfig, RLConfig
+from orchestration.cores import CorePlan, core_plan
+from orchestration.devices import DeviceSpec, shares_gpus
 from orchestration.memory_estimate import shown
 from orchestration.preflight import Checked
 
@@ -112,14 +116,43 @@ def device_rows(config: RLConfig | EvalConfig, checked: Checked) -> Iterable[Row
     unit = "GPU" if device.device == "cuda" else "process"
     if isinstance(config, RLConfig):
         train = config.train
-        threads = train.threads_per_rank or max(1, device.cores // train.ranks)
-        yield "trainer", f"{train.ranks} rank(s), ZeRO {train.zero_stage}, {threads} thread(s) each, {device.backend}"
+        cores = core_plan(config, device)
+        yield "placement", placement_row(config, device, cores)
+        yield (
+            "trainer",
+            f"{train.ranks} rank(s), ZeRO {train.zero_stage}, {cores.trainer_threads} thread(s) each, {device.backend}",
+        )
         yield (
             "weight sync",
             f"{config.sync.method}, then a log-probability probe of {config.sync.probe_prompts} prompts",
         )
     yield "engines", f"{block.engines} vLLM engine(s) of {block.tensor_parallel_size} {unit}(s)"
     yield "scoring", f"{config.reward.workers} process(es) beside each engine"
+
+
+def placement_row(config: RLConfig, device: DeviceSpec, cores: CorePlan) -> str:
+    """Who works where: on the same devices in turn, or on their own."""
+    rollout, ranks = config.rollout, config.train.ranks
+    engines, devices = rollout.engines, rollout.engines * rollout.tensor_parallel_size
+    if device.device == "cuda" and "RAY_ADDRESS" in os.environ:
+        return "as the cluster's GPUs allow"
+    if device.device == "cuda":
+        if shares_gpus(ranks, engines, rollout.tensor_parallel_size, device.gpus, colocate(config)):
+            return "colocated: rank i and engine i share GPU i in turn, the engine sleeps while the trainer works"
+        return f"separate: {ranks} GPU(s) for the trainer, {devices} for engines"
+    if not cores.together:
+        return f"colocated: trainer ({cores.trainer_threads} thread(s) a rank) and engines ({cores.engine_threads} a process) in turn"
+    shares = (
+        f"separate, at the same time: trainer {ranks * cores.trainer_threads} of {device.cores} cores, engines "
+        f"{devices * cores.engine_threads}"
+    )
+    if not config.placement.bind_cores:
+        return f"{shares}; not bound"
+    return f"{shares}; bound: ranks to cores {_listed(cores.trainer_cores)}, engines to {_listed(cores.engine_cores)}"
+
+
+def _listed(groups: Iterable[Iterable[int]]) -> str:
+    return " | ".join(",".join(map(str, group)) for group in groups)
 
 
 def data_rows(config: RLConfig | EvalConfig, checked: Checked) -> Iterable[Row]:

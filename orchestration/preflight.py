@@ -110,9 +110,12 @@ def check_devices(config: RLConfig | EvalConfig) -> DeviceSpec:
 
     On a Ray cluster (RAY_ADDRESS) the other machines' devices are not known here: placement decides there.
     """
-    from orchestration.devices import must_share, resolve
+    from configs.placement import colocate
+    from orchestration.cores import core_plan
+    from orchestration.devices import resolve, shares_gpus
 
     device = resolve(config.model.device)
+    core_plan(config, device)  # raises
     block, prefix, ranks = (
         (config.rollout, "rollout.", config.train.ranks) if isinstance(config, RLConfig) else (config, "", 0)
     )
@@ -122,9 +125,14 @@ def check_devices(config: RLConfig | EvalConfig) -> DeviceSpec:
     engines = f"{prefix}engines x {prefix}tensor_parallel_size = {for_engines}"
     if device.device == "cuda":
         try:
-            must_share(ranks, block.engines, block.tensor_parallel_size, device.gpus)
+            in_turn = colocate(config) if isinstance(config, RLConfig) else None
+            shared = shares_gpus(ranks, block.engines, block.tensor_parallel_size, device.gpus, in_turn)
         except ValueError as error:
             raise ValueError(f"{error}. Lower them, set RAY_ADDRESS to a cluster, or model.device: cpu") from error
+        if shared and isinstance(config, RLConfig) and str(config.sync.method) == "nccl":
+            raise ValueError(
+                "sync.method: nccl joins no two processes on one GPU, and here rank and engine share; use direct"
+            )
         return device
     too_many = []
     if ranks > device.cores:
@@ -295,11 +303,9 @@ def warnings_about(
         )
     if device.device != "cpu" or "RAY_ADDRESS" in os.environ:
         return found
-    if train.threads_per_rank * train.ranks > device.cores:
-        found.append(
-            f"train.threads_per_rank: {train.ranks} ranks x {train.threads_per_rank} threads on {device.cores} cores "
-            "slow each other down"
-        )
+    from orchestration.cores import core_warnings
+
+    found += core_warnings(config, device)
     total = train.ranks * memory.trainer_total + rollout.engines * memory.engine_total + memory.sync
     if total > machine_memory():
         found.append(

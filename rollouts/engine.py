@@ -200,18 +200,23 @@ class VLLMEngine:
             await self._llm.resume_generation()
 
     async def sleep(self) -> None:
-        """Give accelerator memory back while the trainer works: weights move to host memory, the cache is dropped.
+        """Stop generating until `wake`, and give GPU memory back: weights move to host memory, the cache is dropped.
 
-        Needs `engine: {enable_sleep_mode: true}`; a CPU engine has nothing to give back and only stops generating.
+        Running requests stay, and go on after `wake` with their keys and values made anew. Only an engine with vLLM's
+        enable_sleep_mode has memory to give back (a GPU's; not exercised yet); any other one just pauses.
         """
-        assert not self._running, "sleep with requests running"
-        self._pauses.begin()
-        await self._llm.sleep(level=1)
+        await self.pause()
+        if self.arguments.get("enable_sleep_mode"):
+            await self._llm.sleep(level=1, mode="keep")
 
     async def wake(self) -> None:
-        """Take the memory again after `sleep`."""
-        await self._llm.wake_up()
-        self._pauses.end()
+        """Take the memory again after `sleep` and generate; before `load_weights`, which needs the memory.
+
+        Raises WeightLoadError: as `resume`.
+        """
+        if self.arguments.get("enable_sleep_mode"):
+            await self._llm.wake_up()
+        await self.resume()
 
     def version(self) -> int:
         """The policy version that generates now."""

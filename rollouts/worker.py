@@ -210,6 +210,12 @@ class RolloutWorker:
     async def load_weights(self, version: int, update: dict[str, Any]) -> None:
         await self.engine.load_weights(version, update)
 
+    async def sleep(self) -> None:
+        await self.engine.sleep()
+
+    async def wake(self) -> None:
+        await self.engine.wake()
+
     async def close(self) -> None:
         await self.withdraw(list(self._under_way))
         await self.scoring.close()
