@@ -1,0 +1,272 @@
+"""The two sides of benchmarks/against_trl_supervised.py: our own job and trl's trainers, each a step at a time.
+
+A side is a function that a process of its own runs. It says what it is, then waits for a number of steps, answers with a
+`Step` after each, and at the end of all with its peak memory.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from configs.supervised import SLConfig
+    from data_feeds.examples import Example
+
+MAX_TOKENS = 1024  # of an example; the data stays well below
+
+
+@dataclass(frozen=True)
+class Contest:
+    """What both sides do."""
+
+    what: str
+    model: str
+    rows: str  # JSON lines
+    folder: str  # for whatever is written
+    steps: int  # warm-up included
+    examples: int  # of an optimizer step; for DPO pairs
+    trl_rows: int  # examples, pairs or packs of a forward pass of trl's
+    pack_tokens: int
+    learning_rate: float = 3e-5
+    seed: int = 0
+
+    @property
+    def is_sft(self) -> bool:
+        return self.what.startswith("sft")
+
+
+@dataclass(frozen=True)
+class Step:
+    """An optimizer step of one side."""
+
+    seconds: float
+    work: int  # real tokens; for DPO pairs
+    loss: float
+
+
+def our_config(contest: Contest) -> SLConfig:
+    from configs.supervised import SLConfig
+
+    source: dict[str, Any] = {"file": contest.rows}
+    if contest.is_sft:
+        source["messages_column"] = "messages"
+    is_second = contest.what == "dpo-second-model"
+    return SLConfig.model_validate(
+        {
+            "run": {"name": "ours", "dir": contest.folder, "seed": contest.seed},
+            "model": {"path": contest.model, "dtype": "bfloat16", "device": "cpu"},
+            "data": {"sources": [source], "heldout_fraction": 0.0, "shuffle": False, "max_tokens": MAX_TOKENS},
+            "algorithm": {"name": "sft" if contest.is_sft else "dpo"},
+            "objective": {
+                "reference": "model" if is_second else "precomputed",
+                "reference_cache_dir": f"{contest.folder}/reference",
+            },
+            "train": {
+                "batch_size": contest.examples,
+                "steps": contest.steps,
+                "learning_rate": contest.learning_rate,
+            },
+            "eval": {"every": 0},
+        }
+    )
+
+
+def ours(contest: Contest, turns: Connection) -> None:
+    """main_sl.py's own job, step by step."""
+    from configs.load import run_directory, to_yaml
+    from orchestration.launch import join_ranks
+    from orchestration.metrics import Tally
+    from orchestration.run_directory import RunDirectory
+    from orchestration.supervised import SLJob
+    from orchestration.supervised_preflight import supervised_preflight
+
+    config = our_config(contest)
+    checked = supervised_preflight(config)
+    run = RunDirectory.create(run_directory(config), to_yaml(config))
+    work = [work_of(contest, example) for example in checked.feed.all_training()]
+    job = SLJob(config, checked, run, None, *join_ranks())
+    turns.send("packed into micro-batches")
+    done = 0
+    while done < contest.steps:
+        for _ in range(turns.recv()):
+            begun = time.perf_counter()
+            job.train(done + 1)
+            seconds = time.perf_counter() - begun
+            own = work[done * contest.examples : (done + 1) * contest.examples]
+            turns.send(Step(seconds, sum(own), job.tally.means()["train/loss"]))
+            job.tally, done = Tally(), done + 1
+    turns.send(peak_gigabytes())
+    job.close()
+
+
+def work_of(contest: Contest, example: Example) -> int:
+    return sum(len(t.prompt_ids) + len(t.token_ids) for t in example) if contest.is_sft else 1
+
+
+def theirs(contest: Contest, turns: Connection) -> None:
+    """trl's trainer; it waits in its step's beginning for its turn."""
+    from transformers import PrinterCallback, TrainerCallback
+
+    trainer, note = (sft_trainer if contest.is_sft else dpo_trainer)(contest)
+    work = works_of_trl(contest, trainer)
+
+    class Turns(TrainerCallback):
+        left, begun, seconds = 0, 0.0, 0.0
+
+        def on_step_begin(self, *_: Any, **k: Any) -> None:
+            if not self.left:
+                self.left = turns.recv()
+            self.begun = time.perf_counter()
+
+        def on_step_end(self, *_: Any, **k: Any) -> None:
+            self.seconds = time.perf_counter() - self.begun
+            self.left -= 1
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **k: Any) -> None:
+            if "loss" in logs:  # the last line of a run is a summary
+                turns.send(Step(self.seconds, work[state.global_step - 1], logs["loss"]))
+
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(Turns())
+    turns.send(note)
+    trainer.train()
+    turns.send(peak_gigabytes())
+
+
+def trl_arguments(contest: Contest) -> dict[str, Any]:
+    """What SFTConfig and DPOConfig are given alike. Everything else is trl's default."""
+    is_packing = contest.what == "sft-packing"
+    rows = -(-contest.examples * mean_tokens(contest) // contest.pack_tokens) if is_packing else contest.examples
+    return {
+        "output_dir": f"{contest.folder}/trl",
+        "use_cpu": True,
+        "bf16": True,
+        "gradient_checkpointing": False,
+        "per_device_train_batch_size": contest.trl_rows,
+        "gradient_accumulation_steps": max(1, rows // contest.trl_rows),
+        "learning_rate": contest.learning_rate,
+        "lr_scheduler_type": "constant",
+        "max_steps": contest.steps,
+        "max_grad_norm": 1.0,
+        "weight_decay": 0.0,
+        "train_sampling_strategy": "sequential",
+        "logging_steps": 1,
+        "report_to": [],
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "seed": contest.seed,
+    }
+
+
+def examples_of(contest: Contest) -> list[Example]:
+    """Our own tokens, in the order both sides see them."""
+    from configs import algorithm
+    from orchestration.supervised_preflight import load_feed
+
+    config = our_config(contest)
+    return list(load_feed(config, algorithm.built(config.algorithm)).all_training())
+
+
+def mean_tokens(contest: Contest) -> int:
+    return round(float(np.mean([work_of(contest, example) for example in examples_of(contest)])))
+
+
+def load_model(contest: Contest) -> tuple[Any, Any]:
+    """Model, float32, and tokenizer."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from data_feeds.chat import load_tokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(contest.model, dtype=torch.float32, attn_implementation="sdpa")
+    return model, load_tokenizer(contest.model)
+
+
+def sft_trainer(contest: Contest) -> tuple[Any, str]:
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    rows = []
+    for (t,) in examples_of(contest):
+        labels = np.where(t.is_action, t.token_ids, -100)
+        ids = np.concatenate([t.prompt_ids, t.token_ids])
+        rows.append({"input_ids": ids.tolist(), "labels": [-100] * len(t.prompt_ids) + labels.tolist()})
+    is_packing = contest.what == "sft-packing"
+    model, tokenizer = load_model(contest)
+    arguments = SFTConfig(
+        **trl_arguments(contest),
+        packing=is_packing,
+        shuffle_dataset=is_packing,  # packs come longest example first
+        max_length=contest.pack_tokens if is_packing else MAX_TOKENS,
+    )
+    trainer = SFTTrainer(model=model, args=arguments, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
+    if not is_packing:
+        return trainer, f"padded, {contest.trl_rows} rows a forward pass"
+    gap = packing_gap(trainer)
+    kind = arguments.packing_strategy
+    return trainer, f"{kind}, rows of {contest.pack_tokens}; packed against separate log-probabilities: {gap:.1e}"
+
+
+def packing_gap(trainer: Any) -> float:
+    """Largest difference between log-probabilities of a row of several examples and of each of them alone, float32."""
+    import torch
+
+    row = next(row for row in trainer.train_dataset if len(row["seq_lengths"]) > 1)
+    lengths = row["seq_lengths"][:3]  # a few will do
+    start = sum(lengths)
+    cut = {name: row[name][:start] for name in ("input_ids", "labels")}
+    batch = trainer.data_collator([{**cut, "seq_lengths": lengths}])
+    model, ids = trainer.model.eval(), batch["input_ids"]
+    with torch.no_grad():
+        inputs = {name: value for name, value in batch.items() if name != "labels"}
+        packed = model(**inputs, use_cache=False).logits[0].log_softmax(-1).split(lengths)
+        parts = ids[0].split(lengths)
+        alone = [model(input_ids=part[None], use_cache=False).logits[0].log_softmax(-1) for part in parts]
+    model.train()
+    return max(float((a - b).abs().max()) for a, b in zip(packed, alone, strict=True))
+
+
+def dpo_trainer(contest: Contest) -> tuple[Any, str]:
+    from datasets import Dataset
+    from trl import DPOConfig, DPOTrainer
+
+    model, tokenizer = load_model(contest)
+    examples, rows = examples_of(contest), []
+
+    def text(ids: np.ndarray) -> str:
+        return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    for example in examples:
+        prompt = text(example[0].prompt_ids)
+        whole = [text(np.concatenate([t.prompt_ids, t.token_ids])) for t in example]
+        chosen, rejected = (response.removeprefix(prompt) for response in whole)
+        rows.append({"prompt": prompt, "chosen": chosen, "rejected": rejected})
+    is_second = contest.what == "dpo-second-model"
+    arguments = DPOConfig(
+        **trl_arguments(contest), precompute_ref_log_probs=not is_second, beta=0.1, max_length=MAX_TOKENS
+    )
+    trainer = DPOTrainer(model=model, args=arguments, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
+    for example, row in zip(examples, trainer.train_dataset, strict=True):
+        for t, name in zip(example, ("chosen_ids", "rejected_ids"), strict=True):
+            mine = [*t.prompt_ids.tolist(), *t.token_ids.tolist()]
+            assert row["prompt_ids"] + row[name] == mine, "trl has other tokens than ours"
+    return trainer, f"padded, {contest.trl_rows} pairs a forward pass"
+
+
+def works_of_trl(contest: Contest, trainer: Any) -> list[int]:
+    """Work of each step; without shuffling, rows come in order, again from the first after the last."""
+    if not contest.is_sft:
+        return [contest.examples] * contest.steps
+    lengths = [len(ids) for ids in trainer.train_dataset["input_ids"]]
+    per_step = trainer.args.per_device_train_batch_size * trainer.args.gradient_accumulation_steps
+    return [sum(lengths[i * per_step : (i + 1) * per_step]) for i in range(contest.steps)]
+
+
+def peak_gigabytes() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
