@@ -217,6 +217,15 @@ class AnyOrder(RuleBasedStateMachine):
     def trained(self, changed: bool) -> None:
         self.world.trained(changed)
 
+    @precondition(lambda self: not self.world.training)
+    @rule(finished=st.floats(0, 1))
+    def go_on_for_a_step(self, finished: float) -> None:
+        self.world.ask(1.0)
+        self.world.finish(finished)
+        self.world.take(None)
+        if self.world.training:
+            self.world.trained(changed=True)
+
     @invariant()
     def nothing_is_lost_and_the_bound_holds(self) -> None:
         world, admission = self.world, self.world.admission
