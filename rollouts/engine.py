@@ -14,15 +14,15 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
-import numpy as np
-
-from rollouts.records import FloatArray, IntArray
+from rollouts.records import IntArray
+from rollouts.response import Generation, Response
 from rollouts.sampling import Sampling
 from rollouts.stopwatch import Stopwatch
 
 GIB = 1024**3
+InFlight = Literal["recompute", "keep_cache", "drain", "abort"]
 
 
 class WeightLoadError(RuntimeError):
@@ -30,14 +30,13 @@ class WeightLoadError(RuntimeError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Generation:
-    """What the engine made after one prompt."""
+class LoadReport:
+    """What loading weights did to the responses under way."""
 
-    token_ids: IntArray  # [T], with the end-of-sequence token when the model ended by itself
-    logprobs: FloatArray  # [T] of the distribution each token was sampled from
-    versions: IntArray  # [T] policy version that made each token; several when weights changed in flight
-    finish_reason: str  # "stop" ended by itself, "length" cut at the limit, "abort"
-    seconds: float  # from request to last token, queueing included
+    pause_seconds: float  # in which nothing could be generated
+    drain_seconds: float  # before it, in which running responses were finished and none begun
+    requests_in_flight: int  # with tokens already, when generation paused; all of them go on
+    tokens_kept: int  # their tokens so far
 
 
 class VLLMEngine:
@@ -100,8 +99,12 @@ class VLLMEngine:
         self._paused = False
         self._pauses = Stopwatch()
         self._numbers = itertools.count()
-        self._running: set[str] = set()
-        self._tokens_returned = 0
+        self._running: dict[str, Any] = {}  # vLLM's state of every request under way
+        self._idle = asyncio.Event()  # set when none is
+        self._door = asyncio.Lock()  # requests begin one by one, and none while weights come
+        self._aborts = 0  # calls of `abort`
+        self._tokens_ended = 0  # of requests that are not under way any more
+        self._cache_epoch = 0  # times that weights came and cached keys and values of older ones stayed
 
     async def start(self) -> None:
         """Load the model, start vLLM's processes and make one token, which compiles what vLLM compiles (10 to 30 s)."""
@@ -120,34 +123,59 @@ class VLLMEngine:
 
         Raises WeightLoadError: the last weight update failed (also for requests that were running then).
         """
-        if self._unusable:
-            raise WeightLoadError(self._unusable)
         started = time.perf_counter()
-        request = f"{next(self._numbers)}"
-        prompt = {"type": "token", "prompt_token_ids": np.asarray(prompt_ids).tolist()}
-        self._running.add(request)
-        try:
-            asked = sampling.to_vllm(step, prompt_id, sample)
-            outputs = self._llm.generate(prompt, asked, request, lora_request=self._adapter)
-            async for output in outputs:
-                final = output.outputs[0]
-        finally:
-            self._running.discard(request)
+        response, aborts = Response(prompt_ids, sampling), self._aborts
+        while response.finish_reason == "abort":
+            async with self._door:
+                if self._unusable:
+                    raise WeightLoadError(self._unusable)
+                if self._aborts > aborts:
+                    break
+                request, answer = await self._begin(response, response.parameters(step, prompt_id, sample))
+            response.add(await self._end(request, answer), self._decode)
         if self._unusable:
             raise WeightLoadError(self._unusable)
-        token_ids = np.asarray(final.token_ids, dtype=np.int32)
-        self._tokens_returned += len(token_ids)
-        logprobs = np.asarray(final.logprobs.logprobs, dtype=np.float32)
-        # vLLM labels every token with the version active when it was sampled; "default" is before the first sync.
-        spans = final.weight_versions or []
-        labels = [0 if span.version == "default" else int(span.version) for span in spans]
-        versions = np.repeat(np.asarray(labels, dtype=np.int32), [span.end - span.start for span in spans])
-        assert final.finish_reason and len(token_ids) == len(logprobs) == len(versions)
-        return Generation(token_ids, logprobs, versions, final.finish_reason, time.perf_counter() - started)
+        return response.generation(time.perf_counter() - started)
+
+    async def _begin(self, response: Response, asked: Any) -> tuple[str, Any]:
+        """Hand a request to vLLM; returns its name and where its answer will be."""
+        request = f"{next(self._numbers)}"
+        prompt = {
+            "type": "token",
+            "prompt_token_ids": response.context(),
+            "cache_salt": f"{self._cache_epoch}",  # of all requests with this beginning, only those with it share blocks
+        }
+        answer = await self._llm.add_request(request, prompt, asked, lora_request=self._adapter)
+        self._running[request] = self._llm.output_processor.request_states[answer.request_id]
+        self._idle.clear()
+        return request, answer
+
+    async def _end(self, request: str, answer: Any) -> Any:
+        """What the request made, when it has ended. Aborts it when nobody waits any more."""
+        try:
+            return (await answer.get()).outputs[0]
+        except BaseException:
+            await self._llm.abort(request)
+            raise
+        finally:
+            self._tokens_ended += tokens_so_far(self._running.pop(request))
+            if not self._running:
+                self._idle.set()
+
+    def _decode(self, token_ids: list[int]) -> str:
+        text: str = self._llm.get_tokenizer().decode(token_ids, skip_special_tokens=True)
+        return text
 
     async def abort(self) -> None:
         """End all running requests; each returns what it has, with finish reason "abort"."""
+        self._aborts += 1
         await self._llm.abort(list(self._running))
+
+    async def _cut(self, unbegun_only: bool) -> None:
+        """Take requests back from vLLM (unbegun: without a token so far). `generate` hands them over again, with what
+        they made, when the door opens."""
+        requests = [name for name, state in self._running.items() if not (unbegun_only and tokens_so_far(state))]
+        await self._llm.abort(requests)
 
     async def pause(self) -> None:
         """Stop generating; running requests stay and new ones queue until `resume`."""
@@ -165,18 +193,46 @@ class VLLMEngine:
             await self._llm.resume_generation()
             self._pauses.end()
 
-    async def load_weights(self, version: int, update: dict[str, Any]) -> None:
-        """Take a version that `WeightPublisher.publish` wrote; running requests go on under it.
+    async def load_weights(self, version: int, update: dict[str, Any], in_flight: InFlight = "recompute") -> LoadReport:
+        """Take a version that `WeightPublisher.publish` wrote. No request begins meanwhile; each one waits.
 
-        Nothing is generated meanwhile, and every cached key and value is recomputed under the new weights.
+        in_flight: what becomes of running requests, all of which go on under the new weights unless they are drained.
+        "recompute": their cached keys and values are made anew. "keep_cache": they keep the old ones, which requests
+        that begin later never meet. "drain": they end first. "abort": vLLM forgets them, and they go on as new requests.
 
-        Raises WeightLoadError: it did not load whole; running requests raise it too, and so does `generate` from now on.
+        Raises:
+            WeightLoadError: it did not load whole; running requests raise it too, and so does `generate` from now on.
+            ValueError: "drain" of a paused engine, whose requests cannot end.
         """
+        assert update["version"] == version
+        async with self._door:
+            drain_seconds = await self._drain() if in_flight == "drain" else 0.0
+            began = time.perf_counter()
+            with self._pauses.timing():
+                await self._llm.pause_generation(mode="keep", clear_cache=False)
+                begun = [tokens for tokens in map(tokens_so_far, self._running.values()) if tokens]
+                if in_flight in ("abort", "keep_cache"):
+                    await self._cut(unbegun_only=in_flight == "keep_cache")
+                await self._take(version, update, keep_cache=in_flight == "keep_cache")
+                if not self._paused:
+                    await self._llm.resume_generation()
+            return LoadReport(time.perf_counter() - began, drain_seconds, len(begun), sum(begun))
+
+    async def _drain(self) -> float:
+        """Let running requests end, with the door closed; returns the seconds it took."""
+        if self._paused:
+            raise ValueError("a paused engine cannot drain: use schedule.in_flight recompute, keep_cache or abort")
+        started = time.perf_counter()
+        await self._cut(unbegun_only=True)
+        if self._running:
+            await self._idle.wait()
+        return time.perf_counter() - started
+
+    async def _take(self, version: int, update: dict[str, Any], keep_cache: bool) -> None:
+        """Load and check the weights of a paused engine, and see to it that no key or value of older ones is taken for
+        one of theirs."""
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
-        assert update["version"] == version
-        self._pauses.begin()
-        await self._llm.pause_generation(mode="keep", clear_cache=False)
         try:
             await self._llm.start_weight_update()
             await self._llm.update_weights(WeightTransferUpdateRequest(update_info=update))
@@ -187,17 +243,15 @@ class VLLMEngine:
             if self._lora_rank is not None:
                 await self._llm.collective_rpc("activate_adapter")
             await self._llm.update_weight_version(str(version))
-            if not await self._llm.reset_prefix_cache(reset_running_requests=True):
+            if keep_cache:
+                self._cache_epoch += 1
+            elif not await self._llm.reset_prefix_cache(reset_running_requests=True):
                 raise WeightLoadError("vLLM kept cached keys and values of the old weights")
         except Exception as error:
             self._unusable = f"weights of version {version} did not load over version {self._version}: {error}"
             await self.abort()
             raise WeightLoadError(self._unusable) from error
-        finally:
-            self._pauses.end()
         self._version, self._unusable = version, None
-        if not self._paused:
-            await self._llm.resume_generation()
 
     async def sleep(self) -> None:
         """Stop generating until `wake`, and give GPU memory back: weights move to host memory, the cache is dropped.
@@ -224,8 +278,7 @@ class VLLMEngine:
 
     def tokens_generated(self) -> int:
         """Since the start; the running responses' tokens so far among them."""
-        running = self._llm.output_processor.request_states.values()
-        return self._tokens_returned + sum(state.detokenizer.num_output_tokens() for state in running)
+        return self._tokens_ended + sum(map(tokens_so_far, self._running.values()))
 
     def paused_seconds(self) -> float:
         """Time since the start in which nothing could be generated: weights came, or `pause`, or `sleep`."""
@@ -236,6 +289,12 @@ class VLLMEngine:
         llm, self._llm = self._llm, None
         if llm is not None:
             llm.shutdown()
+
+
+def tokens_so_far(state: Any) -> int:
+    """Of a request, from vLLM's state of it; also when it has ended."""
+    tokens: int = state.detokenizer.num_output_tokens()
+    return tokens
 
 
 def start_vllm(arguments: dict[str, Any], environment: dict[str, str]) -> Any:

@@ -18,9 +18,10 @@ import numpy as np
 from configs.schema import Model, Reward
 from data_feeds.chat import load_tokenizer, render_chat
 from rewards.service import ScoringService
-from rollouts.engine import Generation, VLLMEngine
+from rollouts.engine import InFlight, LoadReport, VLLMEngine
 from rollouts.environment import find_environment
 from rollouts.records import Group, Prompt, Trajectory
+from rollouts.response import Generation
 from rollouts.sampling import Sampling
 from rollouts.stopwatch import Stopwatch
 
@@ -207,8 +208,8 @@ class RolloutWorker:
             trajectory.reward, trajectory.reward_parts = answer.reward, {"environment": answer.reward}
         return trajectory
 
-    async def load_weights(self, version: int, update: dict[str, Any]) -> None:
-        await self.engine.load_weights(version, update)
+    async def load_weights(self, version: int, update: dict[str, Any], in_flight: InFlight = "recompute") -> LoadReport:
+        return await self.engine.load_weights(version, update, in_flight)
 
     async def sleep(self) -> None:
         await self.engine.sleep()

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from configs.schema import Model, Reward
-from rollouts.engine import Generation
 from rollouts.environment import Step
 from rollouts.records import Prompt
+from rollouts.response import Generation
 from rollouts.sampling import Sampling
 from rollouts.worker import Asking, RolloutWorker
 from unit_tests.tiny_model import write_tiny_model
