@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import torch
 from torch import Tensor
@@ -77,14 +78,7 @@ class PolicyTokens:
         Raises:
             ValueError: a group is not one chosen and one rejected response.
         """
-        assert self.chosen is not None, "these are no preference data"
-        chosen, rejected = self.chosen.nonzero()[:, 0], (~self.chosen).nonzero()[:, 0]
-        chosen = chosen[self.group[chosen].argsort()]
-        rejected = rejected[self.group[rejected].argsort()]
-        if not torch.equal(self.group[chosen], self.group[rejected]) or self.group[chosen].unique().numel() < len(
-            chosen
-        ):
-            raise ValueError("every pair must be one chosen and one rejected response, in one micro-batch")
+        chosen, rejected = self._pairing
         return x[chosen], x[rejected]
 
     def on_pair_tokens(self, x: Tensor) -> Tensor:
@@ -92,7 +86,22 @@ class PolicyTokens:
 
         Under `prompt_mean`, which weighs a token with 1 / (P * tokens of its pair), such a loss is the mean over pairs.
         """
-        return x[self.group.unique(return_inverse=True)[1]][self.sequence]
+        chosen, rejected = self._pairing
+        of_responses = x.new_empty(self.group.shape[0]).index_put((chosen,), x).index_put((rejected,), x)
+        return of_responses[self.sequence]
+
+    @functools.cached_property
+    def _pairing(self) -> tuple[Tensor, Tensor]:
+        """Each pair's chosen and rejected trajectory, [P] each. Kept: losses ask several times, and whether the pairs are
+        whole is an answer that the device must be waited for."""
+        assert self.chosen is not None, "these are no preference data"
+        order = (2 * self.group + ~self.chosen).argsort()
+        chosen, rejected = order[0::2], order[1::2]
+        if len(order) % 2 or not bool(
+            ((self.group[chosen] == self.group[rejected]) & self.chosen[chosen] & ~self.chosen[rejected]).all()
+        ):
+            raise ValueError("every pair must be one chosen and one rejected response, in one micro-batch")
+        return chosen, rejected
 
 
 @dataclasses.dataclass(frozen=True)
