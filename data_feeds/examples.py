@@ -152,6 +152,7 @@ class ExampleSource:
         self.kept = kept  # [n] the rows that may be used, in order
         self.left_out = LeftOut()
         self._state = np.zeros(len(kept), dtype=np.uint8)
+        self._found: dict[str, list[int]] = {"bad": [], "too_long": []}  # positions counted since the start
 
     def __len__(self) -> int:
         """Examples, those included that will turn out unusable when they are tokenised."""
@@ -164,13 +165,27 @@ class ExampleSource:
         except ValueError as error:
             if self._state[position] == _UNKNOWN:
                 self.left_out.note(error)
-                self._state[position] = _TOO_LONG if isinstance(error, TooLongError) else _BAD
+                is_long = isinstance(error, TooLongError)
+                self._state[position] = _TOO_LONG if is_long else _BAD
+                self._found["too_long" if is_long else "bad"].append(position)
             return None
         if self._state[position] == _UNKNOWN:
             is_cut = any(t.truncated for t in example)
             self.left_out.truncated += is_cut
             self._state[position] = _TRUNCATED if is_cut else _GOOD
         return example
+
+    def found(self) -> dict[str, list[int]]:
+        """Positions that turned out bad or too long when they were asked for, as JSON can hold it."""
+        return {kind: list(positions) for kind, positions in self._found.items()}
+
+    def load_found(self, found: dict[str, list[int]]) -> None:
+        """Count what `found` told of an earlier run, as far as it is not counted here."""
+        for kind, state in (("bad", _BAD), ("too_long", _TOO_LONG)):
+            new = [position for position in found[kind] if self._state[position] == _UNKNOWN]
+            self._state[new] = state
+            self._found[kind] += new
+            setattr(self.left_out, kind, getattr(self.left_out, kind) + len(new))
 
     def make(self, position: int) -> Example:
         """Raises ValueError or TooLongError when the example cannot be used."""

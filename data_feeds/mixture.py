@@ -5,6 +5,7 @@ What is drawn is a pure function of the seed and of how much was drawn before: a
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Sequence
 from typing import Any
@@ -85,11 +86,12 @@ class MixedExamples:
         return {
             "seed": self.seed,
             "mixture": self.mixture,
-            "sources": self._fingerprints(),
+            "sources": list(self._fingerprints),
             "batches": self.batches,
             "drawn": self.drawn.tolist(),
             "tokens": self.tokens.tolist(),
             "positions": [stream.position for stream in self._streams],
+            "unusable": [source.found() for source in self.sources],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -101,7 +103,7 @@ class MixedExamples:
         for key, now, name in (("seed", self.seed, "run.seed"), ("mixture", self.mixture, "data.mixture")):
             if state[key] != now:
                 raise ValueError(f"resume: examples were drawn with {name} {state[key]}, the config says {now}")
-        if state["sources"] != self._fingerprints():
+        if state["sources"] != self._fingerprints:
             raise ValueError(
                 "resume: the training rows or their weights differ from those of the checkpoint; restore the data block"
             )
@@ -110,6 +112,8 @@ class MixedExamples:
         self.tokens = np.asarray(state["tokens"], dtype=np.int64)
         for stream, position in zip(self._streams, state["positions"], strict=True):
             stream.position = int(position)
+        for source, found in zip(self.sources, state["unusable"], strict=True):
+            source.load_found(found)
 
     def _counts(self, k: int) -> NDArray[np.int64]:
         """Examples to draw from each stream; they sum to k."""
@@ -125,6 +129,7 @@ class MixedExamples:
     def _stream_of(self, source: int) -> Stream:
         return self._streams[0 if self.mixture == PROPORTIONAL else source]
 
+    @functools.cached_property  # the kept rows do not change, and a state is taken every step
     def _fingerprints(self) -> list[str]:
         return [
             f"{s.name} {len(s.rows)} {s.source.weight:g} {hashlib.blake2b(s.kept.tobytes(), digest_size=8).hexdigest()}"

@@ -1,4 +1,4 @@
-"""The command line that main_rl.py and main_eval.py share: arguments, help, and how a command ends.
+"""The command line that main_rl.py, main_sl.py and main_eval.py share: arguments, help, and how a command ends.
 
 Exit codes: 0 done, 1 the run failed (its log holds the traceback), 2 a mistake in the configuration, files or machine
 (one message, nothing written), 130 interrupted.
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from configs.block import Block
 from configs.load import ConfigError, load, run_directory, to_yaml
 from configs.messages import model_of
+from configs.schema import EvalConfig
 from configs.supervised import SLConfig
 from orchestration.launch import is_first_rank
 
@@ -41,20 +42,28 @@ def main(
 
     Args:
         program: the script's name, e.g. main_rl.py.
-        schema: RLConfig or EvalConfig.
+        schema: RLConfig, SLConfig or EvalConfig.
         example: the YAML file to show in examples.
-        run: does the job in a run directory that was just made.
+        run: does the job in a run directory that was just made, or whose `resumed_from` says where to go on.
         arguments: the command line without the program; None: sys.argv.
     """
-    given = _parser(program, schema, example).parse_args(arguments)
+    parser = _parser(program, schema, example)
+    given = parser.parse_args(arguments)
+    is_resumed = schema is not EvalConfig and given.resume is not None
+    if is_resumed and given.resume and given.run_dir not in (None, given.resume):
+        parser.error(f"--resume {given.resume} and --run-dir {given.run_dir} name two folders; give one")
     signal.signal(signal.SIGTERM, _leave)
     try:
-        config = load(given.config, schema, given.set, given.run_dir)
-        checked = _checked(config)
+        config = load(given.config, schema, given.set, (given.resume or given.run_dir) if is_resumed else given.run_dir)
+        directory = _opened_run_directory(config) if is_resumed else None
+        checked = _checked(config, is_resumed)
         if given.dry_run:
             _print_plan(config, checked)
             return 0
-        directory = _made_run_directory(config)
+        if directory is None:
+            directory = _made_run_directory(config)
+        elif _took_up_what_is_done(config, checked, directory):
+            return 0
     except ConfigError as error:
         if is_first_rank():  # all ranks find the same mistakes
             print(f"error: {error}", file=sys.stderr)
@@ -67,16 +76,16 @@ def main(
     return _ended(run, config, checked, directory)
 
 
-def _checked(config: Any) -> Any:
+def _checked(config: Any, is_resumed: bool) -> Any:
     """Preflight, with the libraries' chatter kept off the screen."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if isinstance(config, SLConfig):
         from orchestration.supervised_preflight import supervised_preflight
 
-        return supervised_preflight(config)
+        return supervised_preflight(config, is_resumed)
     from orchestration.preflight import preflight
 
-    return preflight(config)
+    return preflight(config, is_resumed)
 
 
 def _print_plan(config: Any, checked: Any) -> None:
@@ -100,6 +109,29 @@ def _made_run_directory(config: Any) -> RunDirectory:
         return RunDirectory.create(run_directory(config), to_yaml(config), seeds={"run": config.run.seed})
     except (ValueError, OSError) as error:
         raise ConfigError(f"run.dir: {error}") from error
+
+
+def _opened_run_directory(config: Any) -> RunDirectory:
+    """Of a run to be resumed. Raises ConfigError when it cannot be."""
+    from orchestration.resume import opened_to_resume
+
+    by_launcher = int(os.environ.get("WORLD_SIZE", "1"))
+    return opened_to_resume(config, by_launcher if isinstance(config, SLConfig) else config.train.ranks)
+
+
+def _took_up_what_is_done(config: Any, checked: Any, directory: RunDirectory) -> bool:
+    """Bring the run directory back to its checkpoint, on the first rank; whether no step is left to be done."""
+    from orchestration.resume import DriverState, take_up
+
+    assert directory.resumed_from is not None
+    steps = checked.steps if isinstance(config, SLConfig) else config.train.steps
+    step = DriverState.read(directory.resumed_from).step
+    if is_first_rank():
+        for warning in take_up(directory, config):
+            print(f"warning: {warning}", file=sys.stderr)
+        if step >= steps:
+            print(f"{directory.path} is done: {directory.resumed_from} is of step {step} of {steps}")
+    return step >= steps
 
 
 def _ended(run: Callable[..., None], config: Any, checked: Any, directory: RunDirectory) -> int:
@@ -147,6 +179,11 @@ def _parser(program: str, schema: type[Config], example: str) -> argparse.Argume
         "--set", action="append", default=[], metavar="KEY=VALUE", help="replace one value; may be given several times"
     )
     parser.add_argument("--run-dir", metavar="FOLDER", help="where the run is written, in place of run.dir/run.name")
+    if schema is not EvalConfig:
+        parser.add_argument(
+            "--resume", nargs="?", const="", metavar="FOLDER",
+            help="go on from the newest checkpoint of the run in run.dir/run.name, or of the one in FOLDER",
+        )  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
     return parser
 
@@ -159,6 +196,7 @@ def _teaching(program: str, schema: type[Block], example: str) -> str:
         f"  python {program} --config {example} --dry-run",
         f"  python {program} --config {example} --set run.seed=1 --run-dir {_default_dir(schema)}/seed1",
         f"  python {program} --config {example} --set data.sources.0.size=50   (list items go by number)",
+        *([] if schema is EvalConfig else [f"  python {program} --config {example} --resume"]),
         "",
         "blocks of the YAML file (every key: docs/CONFIG.md):",
     ]

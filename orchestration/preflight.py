@@ -44,8 +44,8 @@ class Checked:
     adapter: AdapterSize | None = None  # of a job with lora
 
 
-def preflight(config: RLConfig | EvalConfig) -> Checked:
-    """Check files and machine for a job.
+def preflight(config: RLConfig | EvalConfig, is_resumed: bool = False) -> Checked:
+    """Check files and machine for a job; one that is resumed finds its run directory full.
 
     Raises:
         ConfigError: with every problem found, each naming its key or file and the way out.
@@ -61,7 +61,8 @@ def preflight(config: RLConfig | EvalConfig) -> Checked:
             problems.append(str(error))
             return None
 
-    attempt(on_disk.check_free, run_directory(config))
+    if not is_resumed:
+        attempt(on_disk.check_free, run_directory(config))
     attempt(check_writable, run_directory(config))
     model = attempt(model_facts, config.model)
     device = attempt(check_devices, config)

@@ -13,7 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from configs.load import ConfigError, load, run_directory, to_yaml
+from orchestration.environment import describe_environment
 from orchestration.run_directory import (
+    CONFIG,
+    ENVIRONMENT,
     METRICS_FILE,
     RESUME,
     RunDirectory,
@@ -25,7 +29,8 @@ from orchestration.run_directory import (
 )
 
 if TYPE_CHECKING:
-    from configs.block import Block
+    from configs.schema import RLConfig
+    from configs.supervised import SLConfig
 
 DRIVER_FILE, TRAINER_FOLDER = "driver.json", "trainer"
 # What may differ between the run and its resumption: where things are and how often something is kept or looked at.
@@ -33,6 +38,7 @@ FREE_KEYS = (
     "run.name", "run.dir", "checkpoint", "failures", "replay", "eval.every", "data.cache_dir",
     "objective.reference_cache_dir",
 )  # fmt: skip
+MACHINE = ("packages", "cpus", "gpus")  # of environment.json: what sums may be rounded differently by
 LENGTH_KEYS = ("train.steps", "train.epochs")  # they bend the learning rate, unless it is constant
 
 
@@ -73,23 +79,85 @@ def newest_resumable(run: RunDirectory) -> Path | None:
 def go_back(run: RunDirectory, checkpoint: Path) -> DriverState:
     """Bring the run directory to what it was after the checkpoint's step: later metrics, samples and replays go away."""
     state = DriverState.read(checkpoint)
-    metrics = run.path / METRICS_FILE
-    lines = metrics.read_text(encoding="utf-8").split("\n")[:-1] if metrics.exists() else []  # the last may be cut off
-    kept = [line for line in lines if json.loads(line)["step"] <= state.step]
-    write_atomically(metrics, "".join(line + "\n" for line in kept))
-    if not kept or json.loads(kept[-1])["step"] < state.step:
+    if _forget_after(run, state.step) < state.step:
         run.write_metrics(state.step, state.metrics)
-    for heldout in (False, True):
-        for step in sample_steps(run.path, heldout):
-            if step > state.step:
-                samples_path(run.path, step, heldout).unlink()
-    for folder in (run.path / "replay").glob("step_*_update_*"):
-        if int(folder.name.split("_")[1]) > state.step:
-            shutil.rmtree(folder)
     return state
 
 
-def changed_keys(before: Block, now: Block) -> list[str]:
+def begin_anew(run: RunDirectory) -> None:
+    """Bring the run directory to what it was before step 0."""
+    _forget_after(run, -1)
+
+
+def _forget_after(run: RunDirectory, last: int) -> int:
+    """Remove what later steps wrote; returns the last step that is left in the metrics, -1 if there is none."""
+    metrics = run.path / METRICS_FILE
+    lines = metrics.read_text(encoding="utf-8").split("\n")[:-1] if metrics.exists() else []  # the last may be cut off
+    kept = [line for line in lines if json.loads(line)["step"] <= last]
+    write_atomically(metrics, "".join(line + "\n" for line in kept))
+    for heldout in (False, True):
+        for step in sample_steps(run.path, heldout):
+            if step > last:
+                samples_path(run.path, step, heldout).unlink()
+    for folder in (run.path / "replay").glob("step_*_update_*"):
+        if int(folder.name.split("_")[1]) > last:
+            shutil.rmtree(folder)
+    return json.loads(kept[-1])["step"] if kept else -1
+
+
+def opened_to_resume(config: RLConfig | SLConfig, ranks: int) -> RunDirectory:
+    """The run in the configured run directory, with `resumed_from`. Nothing is written.
+
+    Raises:
+        ConfigError: there is no run, no checkpoint to go on from, or going on would give other numbers than the run would have
+            given by itself: a key or the number of trainer ranks differs.
+    """
+    path = run_directory(config)
+    try:
+        run = RunDirectory.opened(path)
+    except ValueError as error:
+        raise ConfigError(f"--resume: {error}; leave --resume away to begin it") from error
+    run.resumed_from = newest_resumable(run)
+    if run.resumed_from is None:
+        found = checkpoints(path)
+        raise ConfigError(
+            f"--resume: {found[-1]} holds weights only (checkpoint.resume_state was false); begin a new run with model.path set "
+            "to it" if found else
+            f"--resume: {path} has no checkpoint to go on from; remove it and begin anew, with checkpoint.every set"
+        )  # fmt: skip
+    changed = changed_keys(load(path / CONFIG, type(config)), config)
+    if changed:
+        raise ConfigError(
+            f"--resume: the configuration differs from {path / CONFIG} in {', '.join(changed)}, which changes the numbers; set "
+            f"them back, or begin a new run with model.path={run.resumed_from}"
+        )
+    state = DriverState.read(run.resumed_from)
+    if state.ranks != ranks:
+        raise ConfigError(
+            f"--resume: {run.resumed_from} was written by {state.ranks} trainer rank(s), now there are {ranks}; use {state.ranks}"
+        )
+    return run
+
+
+def take_up(run: RunDirectory, config: RLConfig | SLConfig) -> list[str]:
+    """Go back to the checkpoint and note the resumption in config.yaml and environment.json: the first rank's. Returns what
+    differs on this machine, for a warning."""
+    assert run.resumed_from is not None
+    step = go_back(run, run.resumed_from).step
+    write_atomically(run.path / CONFIG, to_yaml(config))
+    file = run.path / ENVIRONMENT
+    noted, now = json.loads(file.read_text(encoding="utf-8")), describe_environment()
+    before = noted["resumed"][-1] if noted.get("resumed") else noted
+    noted.setdefault("resumed", []).append({"step": step, **now})
+    write_atomically(file, json.dumps(noted, indent=2) + "\n")
+    differing = [name for name in MACHINE if before[name] != now[name]]
+    if not differing:
+        return []
+    changes = "; ".join(f"{name} were {before[name]}, now {now[name]}" for name in differing)
+    return [f"--resume: {changes}: numbers may differ from those of a run never stopped, in their last digits"]
+
+
+def changed_keys(before: RLConfig | SLConfig, now: RLConfig | SLConfig) -> list[str]:
     """Dotted keys that differ between two configurations and change a run's numbers, sorted."""
     one, two = dict(_leaves(before.model_dump())), dict(_leaves(now.model_dump()))
     absent = object()

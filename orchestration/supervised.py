@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,7 +24,8 @@ from orchestration.logs import captured_output
 from orchestration.metrics import Tally
 from orchestration.nonfinite import NonFiniteError, not_finite_message, skipped_warning
 from orchestration.reference_store import reference_logprobs
-from orchestration.run_directory import RunDirectory, checkpoints
+from orchestration.resume import DriverState, trainer_folder
+from orchestration.run_directory import RunDirectory, checkpoints, read_metrics
 from orchestration.supervised_preflight import SLChecked
 from orchestration.trainer_settings import TrainerSettings
 
@@ -41,11 +43,12 @@ def run_sl(config: SLConfig, checked: SLChecked, run: RunDirectory, write_report
             console.note(str(checked.feed))
         job = SLJob(config, checked, run, console, rank, ranks)
         stack.callback(job.close)
-        for step in range(checked.steps + 1):
+        for step in range(job.begin(), checked.steps + 1):
             if step > 0:
                 job.train(step)
             if step == 0 or due(step, config.eval.every, checked.steps):
                 job.evaluate()
+            job.gather()
             if step > 0 and due(step, config.checkpoint.every, checked.steps):
                 job.checkpoint(step)
             job.record(step)
@@ -68,7 +71,8 @@ class SLJob:
         self.feed, self.method = checked.feed, checked.method
         self.clock, self.tally = StepClock(), Tally()
         self.packing = Packing(config, checked.method, ranks)
-        self.counted: dict[str, float] = {}  # by the feed, up to the batch that was trained on
+        self.feed_state = self.feed.sampler.state_dict()  # after the batch that was trained on
+        self.metrics: dict[str, float] = {}  # of the step, over all ranks
         self.losses: list[float] = []  # held-out, in order
         with self._phase("starting the trainer", "train"):
             holds_reference = config.objective.reference == "model"
@@ -80,28 +84,47 @@ class SLJob:
                 examples = [*self.feed.all_training(), *self.feed.heldout]
                 self.packing.reference = reference_logprobs(examples, self.trainer, self.packing, config, console)
         self.ahead = ThreadPoolExecutor(max_workers=1, thread_name_prefix="feed")
+
+    def begin(self) -> int:
+        """The first step to do: 0, or the one after the checkpoint that the run goes on from. A collective."""
+        first = 0
+        if self.run.resumed_from is not None:
+            with self._phase("loading the checkpoint", "checkpoint"):
+                state = DriverState.read(self.run.resumed_from)
+                self.feed.sampler.load_state_dict(state.sampler)
+                self.trainer.load_state(trainer_folder(self.run.resumed_from))
+            self.losses = [row["eval/loss"] for row in read_metrics(self.run.path) if "eval/loss" in row]
+            first = state.step + 1
+            if self.console is not None:
+                self.console.note(
+                    f"going on from {self.run.resumed_from}: step {first} of {self.console.steps} is next"
+                )
         self.next_batch = self._prefetch()
+        return first
 
-    def _prefetch(self) -> Future[tuple[list[MicroBatch], dict[str, float]]]:
-        """The next batch, tokenised and packed while the current one trains, and what the feed counts with it."""
+    def _prefetch(self) -> Future[tuple[list[MicroBatch], dict[str, float], dict[str, Any]]]:
+        """The next batch, tokenised and packed while the current one trains; what the feed counts with it, and its state."""
 
-        def made() -> tuple[list[MicroBatch], dict[str, float]]:
-            batches = self.packing.of(self.feed.sampler.next(self.config.train.batch_size))[self.rank]
-            return batches, self.feed.sampler.metrics()
+        def made() -> tuple[list[MicroBatch], dict[str, float], dict[str, Any]]:
+            sampler = self.feed.sampler
+            batches = self.packing.of(sampler.next(self.config.train.batch_size))[self.rank]
+            return batches, sampler.metrics(), sampler.state_dict()
 
         return self.ahead.submit(made)
 
     def train(self, step: int) -> None:
         """One optimizer step. Raises: NonFiniteError."""
         with self._phase("waiting for data", "data"):
-            batches, self.counted = self.next_batch.result()
+            batches, counted, self.feed_state = self.next_batch.result()
             self.next_batch = self._prefetch()
         with self._phase("train", "train"):
             tally = self.trainer.step([self._with_reference(batches)], step)
         self.tally.merge(tally)
+        self.metrics.update({f"data/{name}": value for name, value in counted.items()})
         if self.trainer.skipped_in_a_row and self.console is not None:
             self.console.warning(skipped_warning(step, self.trainer.skipped_in_a_row, self.run))
         if self.trainer.skipped_in_a_row >= self.config.train.max_skipped_in_a_row:
+            self.gather()
             self.checkpoint(step)
             raise NonFiniteError(not_finite_message(step, self.trainer.skipped_in_a_row, self.run))
 
@@ -120,28 +143,38 @@ class SLJob:
             batches = self._with_reference(self.packing.of(self.feed.heldout)[self.rank])
             self.tally.merge(self.trainer.evaluate(batches))
 
-    def checkpoint(self, step: int) -> None:
-        """Write the model in Hugging Face format; older checkpoints of this run make room. A collective."""
-        with self._phase("checkpoint", "checkpoint"):
-            if is_first_rank():
-                with self.run.checkpoint(step) as folder:
-                    self.trainer.save(folder)
-                self.run.prune_checkpoints(self.config.checkpoint.keep)
-            else:
-                self.trainer.save(self.run.path)  # takes part in gathering, writes nothing
-
-    def record(self, step: int) -> None:
-        """Bring the ranks' tallies together, write the step's line and begin the next step."""
+    def gather(self) -> None:
+        """Bring the ranks' tallies of the step together. A collective."""
         parts: list[Tally | None] = [None] * self.ranks
         torch.distributed.all_gather_object(parts, self.tally)
-        metrics = {**Tally.merged(part for part in parts if part is not None).means(), **self.clock.lap()}
+        self.metrics.update(Tally.merged(part for part in parts if part is not None).means())
         self.tally = Tally()
+
+    def checkpoint(self, step: int) -> None:
+        """Write the model in Hugging Face format, and what a resumed run needs; older checkpoints of this run make room. A
+        collective."""
+        with self._phase("checkpoint", "checkpoint"), ExitStack() as stack:
+            folder = self.run.partial_checkpoint(step)
+            if is_first_rank():
+                stack.enter_context(self.run.checkpoint(step))
+            self.trainer.save(folder)  # the first rank writes, the others take part in gathering
+            if self.config.checkpoint.resume_state:
+                torch.distributed.barrier()  # the first rank makes the folder
+                self.trainer.save_state(trainer_folder(folder))
+            if is_first_rank():
+                if self.config.checkpoint.resume_state:
+                    DriverState(step, self.ranks, self.feed_state, self.metrics).write(folder)
+                stack.close()  # complete from here on
+                self.run.prune_checkpoints(self.config.checkpoint.keep)
+
+    def record(self, step: int) -> None:
+        """Write the step's line and begin the next step."""
+        metrics, self.metrics = {**self.metrics, **self.clock.lap()}, {}
         if "eval/loss" in metrics:
             self.losses.append(metrics["eval/loss"])
         if is_first_rank():
             if metrics.get("time/train_seconds", 0) > 0 and "train/tokens" in metrics:
                 metrics["train/tokens_per_second"] = metrics["train/tokens"] / metrics["time/train_seconds"]
-            metrics.update({f"data/{name}": value for name, value in self.counted.items()})
             self.run.write_metrics(step, metrics)
             assert self.console is not None
             self.console.step(step, metrics)

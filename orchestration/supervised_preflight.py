@@ -38,8 +38,9 @@ class SLChecked:
     adapter: AdapterSize | None = None  # of a job with lora
 
 
-def supervised_preflight(config: SLConfig) -> SLChecked:
-    """Check files and machine for a job. Raises: ConfigError, with every problem found."""
+def supervised_preflight(config: SLConfig, is_resumed: bool = False) -> SLChecked:
+    """Check files and machine for a job; one that is resumed finds its run directory full. Raises: ConfigError, with every
+    problem found."""
     from orchestration.devices import resolve
     from orchestration.preflight import check_adapter, check_writable
     from orchestration.run_directory import check_free
@@ -54,7 +55,8 @@ def supervised_preflight(config: SLConfig) -> SLChecked:
             return None
 
     if is_first_rank():  # the others come when it may have made the folder already
-        attempt(check_free, run_directory(config))
+        if not is_resumed:
+            attempt(check_free, run_directory(config))
         attempt(check_writable, run_directory(config))
     method = algorithm.built(config.algorithm)
     model = attempt(model_facts, config.model)

@@ -121,6 +121,8 @@ def test_resumed_equals_uninterrupted(sizes: list[int], mixture: str, ks: list[i
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     got += [ids(second.next(k)) for k in ks[cut:]]
     assert got == expected and second.state_dict() == whole.state_dict()
+    assert ids(second.next(1)) == ids(whole.next(1))
+    assert second.metrics() == whole.metrics(), "what was left out is counted once, before or after"
 
 
 def per_source(sampler: MixedExamples, k: int) -> list[int]:
