@@ -19,6 +19,7 @@ from configs.placement import Placement
 from configs.schedule import Failures, Schedule
 from configs.schedule_rules import with_correction
 from configs.source import Source
+from configs.sync import Sync
 from configs.training import Train
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -193,26 +194,6 @@ class Rollout(Block):
     )
 
 
-class Sync(Block):
-    """How new weights reach the engines, and how it is proven that they did."""
-
-    method: Literal["direct", "disk"] = Field(
-        "direct", description="direct: shared memory on one machine; disk: files in the run directory."
-    )
-    probe_prompts: int = Field(
-        4,
-        ge=1,
-        description="Short continuations whose log-probabilities engine and trainer must agree on after every sync.",
-    )
-    probe_tokens: int = Field(8, ge=1, description="Tokens generated per probe prompt.")
-    probe_tolerance: float | None = Field(
-        None,
-        gt=0,
-        description="Largest mean |log-probability gap| in nats that lets the run go on; empty: 0.002 in float32, 0.15 "
-        "in bfloat16.",
-    )
-
-
 class Eval(Block):
     """Held-out evaluation: before, during and after."""
 
@@ -279,8 +260,8 @@ class EvalRun(Block):
     greedy: bool = Field(True, description="Also take one greedy response per prompt: greedy accuracy.")
     max_new_tokens: int = Field(512, ge=1, description="Responses are cut at this length.")
     max_prompts: int = Field(1000, ge=1, description="Prompts used.")
-    split: Literal["heldout", "all"] = Field(
-        "heldout", description="Judge on the held-out part of data.sources, or on all of it."
+    split: Literal["heldout", "train", "all"] = Field(
+        "heldout", description="Judge on the held-out part of data.sources, on the rest, or on both."
     )
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import Any, Literal
 
 from configs.schema import Data
 from configs.source import Source
@@ -29,6 +29,10 @@ class PromptSets:
     duplicates: int  # rows with the messages of an earlier row
     too_long: int  # rows above data.max_prompt_tokens
     leaks: int  # training rows removed because heldout_sources asks them too (by data.split_by)
+
+    def part(self, name: Literal["heldout", "train", "all"]) -> list[Prompt]:
+        """One side of the split, or both."""
+        return {"heldout": self.heldout, "train": self.train, "all": [*self.train, *self.heldout]}[name]
 
     def __str__(self) -> str:
         return (

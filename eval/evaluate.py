@@ -30,8 +30,7 @@ def run_eval(config: EvalConfig, prompts: PromptSets, run: RunDirectory, write_r
     Raises:
         RewardFailures: more responses could not be scored than reward.max_error_rate allows.
     """
-    chosen = prompts.heldout if config.eval.split == "heldout" else [*prompts.train, *prompts.heldout]
-    chosen = chosen[: config.eval.max_prompts]
+    chosen = prompts.part(config.eval.split)[: config.eval.max_prompts]
     with ExitStack() as stack:
         screen = stack.enter_context(captured_output(run.log_path("driver")))
         console = stack.enter_context(Console(config.run.name, 1, screen))

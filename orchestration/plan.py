@@ -215,8 +215,7 @@ def work_rows(config: RLConfig | EvalConfig, checked: Checked) -> Iterable[Row]:
 
 
 def _evaluation_rows(config: EvalConfig, checked: Checked) -> Iterable[Row]:
-    prompts = checked.prompts
-    available = len(prompts.heldout) + (len(prompts.train) if config.eval.split == "all" else 0)
+    available = len(checked.prompts.part(config.eval.split))
     used = min(config.eval.max_prompts, available)
     sequences = used * (config.eval.samples_per_prompt + config.eval.greedy)
     yield "judged on", f"{used} of {available} prompts ({config.eval.split})"

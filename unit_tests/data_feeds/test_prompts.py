@@ -316,3 +316,9 @@ def test_templates_missing_or_refusing(tmp_path: Path) -> None:
         check_chat_template(tokenizer, "my/model")
     with pytest.raises(ValueError, match=r"model.path: no tokenizer could be loaded from"):
         load_tokenizer(str(tmp_path / "nowhere"))
+
+
+def test_the_parts_of_the_split_are_its_sides_or_both() -> None:
+    one, two = Prompt("a/0", []), Prompt("a/1", [])
+    sets = PromptSets([one], [two], duplicates=0, too_long=0, leaks=0)
+    assert (sets.part("train"), sets.part("heldout"), sets.part("all")) == ([one], [two], [one, two])
