@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from configs.schema import EvalConfig, Model, Reward, RLConfig, Rollout
 from orchestration.devices import DeviceSpec
 from orchestration.logs import redirect_output_to
-from rollouts.engine import VLLMEngine
-from rollouts.worker import RolloutWorker
+from orchestration.processes import lead_own_group
+from orchestration.pulse import IDLE, Beat, Pulse
+from orchestration.watchdog import Died
+from rollouts.engine import InFlight, LoadReport, VLLMEngine
+from rollouts.records import Prompt, Trajectory
+from rollouts.sampling import Sampling
+from rollouts.worker import Collected, RolloutWorker
 
 
 class RolloutActor(RolloutWorker):
@@ -17,8 +26,84 @@ class RolloutActor(RolloutWorker):
     def __init__(
         self, log_file: str, engine: dict[str, Any], tokenizer: Model, reward: Reward, environment: str
     ) -> None:
+        lead_own_group()
         redirect_output_to(log_file)
+        self._pulse = Pulse()
+        self._duty = "constructing"  # what it does beside generating
+        self._moved: tuple[int, int, int] = (0, 0, 0)  # tokens, responses and groups, when last looked at
+        self._moves = 0
         super().__init__(VLLMEngine(**engine), tokenizer, reward, environment)
+        self._still_since = self._unpaused_seconds()
+        self._duty = ""
+
+    async def start(self) -> None:
+        with self._doing("start"):
+            await super().start()
+
+    async def collect(self, wait_seconds: float) -> Collected:
+        with self._naming_death():
+            return await super().collect(wait_seconds)
+
+    async def load_weights(self, version: int, update: dict[str, Any], in_flight: InFlight = "recompute") -> LoadReport:
+        with self._doing(f"load weights of version {version}"):
+            return await super().load_weights(version, update, in_flight)
+
+    async def probe(self, prompts: list[Prompt], sampling: Sampling, step: int) -> list[Trajectory]:
+        with self._doing("probe"):
+            return await super().probe(prompts, sampling, step)
+
+    async def beat(self) -> Beat:
+        """How the engine is: still, when it should be generating and no token has come. Scoring has time-outs of its own."""
+        started = self._duty not in ("constructing", "start")
+        moved = (self.engine.tokens_generated() if started else 0, self._responses.running, self._groups.running)
+        is_still = moved == self._moved and (self._duty or self._responses.running)
+        if not is_still:
+            self._moved, self._moves, self._still_since = moved, self._moves + 1, self._clock()
+        generating = f"generate, {moved[1]} responses under way" if moved[1] else ""
+        scoring = f"score, {moved[2]} groups under way" if moved[2] else ""
+        phase = self._duty or generating or scoring or IDLE
+        return self._pulse.beat_of(phase, self._clock() - self._still_since, self._moves)
+
+    def _clock(self) -> float:
+        """Seconds in which it should move: with a duty all, else those without the engine's deliberate pauses."""
+        return time.monotonic() if self._duty else self._unpaused_seconds()
+
+    @contextmanager
+    def _doing(self, duty: str) -> Iterator[None]:
+        before, self._duty = self._duty, duty
+        self._still_since = self._clock()
+        try:
+            with self._naming_death():
+                yield
+        finally:
+            self._duty = before
+            self._still_since = self._clock()
+
+    @contextmanager
+    def _naming_death(self) -> Iterator[None]:
+        """Whatever fails because vLLM's process died is reported as its death."""
+        try:
+            yield
+        except Exception as error:
+            how = death_of(self.engine)
+            if how is not None:
+                raise Died(how) from error
+            raise
+
+
+def death_of(engine: VLLMEngine) -> str | None:
+    """How vLLM's process ended, in words; None while it lives."""
+    llm = engine._llm
+    if llm is None or not llm.errored:
+        return None
+    ended = llm.engine_core.resources.engine_manager.finished_procs()
+    words = [f"{name}: {exit_words(code)}" for name, code in ended.items()]
+    return "vLLM's process died, " + (", ".join(words) or "its exit code is not known yet")
+
+
+def exit_words(code: int) -> str:
+    """A process's exit code in words."""
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 def engine_arguments(config: RLConfig | EvalConfig, device: DeviceSpec, seed: int) -> dict[str, Any]:
@@ -28,17 +113,16 @@ def engine_arguments(config: RLConfig | EvalConfig, device: DeviceSpec, seed: in
     if isinstance(config, RLConfig):
         if config.lora is not None and config.lora.sync == "adapter":
             lora_rank = config.lora.rank
-        block, sync_method = config.rollout, config.sync.method
+        block = config.rollout
         new_tokens = max(config.rollout.max_new_tokens, config.eval.max_new_tokens or 0)
     else:
-        block, sync_method, new_tokens = config, "disk", config.eval.max_new_tokens
+        block, new_tokens = config, config.eval.max_new_tokens
     return {
         "model_path": config.model.path,
         "dtype": config.model.dtype,
         "device": device.device,
         "tensor_parallel_size": block.tensor_parallel_size,
         "max_model_len": config.data.max_prompt_tokens + new_tokens,
-        "sync_method": sync_method,
         "seed": seed,
         "threads": max(1, device.cores // block.engines),
         "trust_remote_code": config.model.trust_remote_code,

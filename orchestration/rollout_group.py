@@ -1,30 +1,36 @@
-"""The driver's one handle on all rollout engines."""
+"""The driver's one handle on all rollout engines: prompts are asked, groups collected, weights loaded. An engine that dies or
+stands still is replaced while the others go on."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 
+from configs.schedule import Failures
 from configs.schema import EvalConfig, RLConfig
 from orchestration.devices import DeviceSpec
+from orchestration.engine_handle import EngineHandle, rounds
+from orchestration.metrics import Tally
 from orchestration.rollout_actor import RolloutActor, engine_arguments
 from orchestration.run_directory import RunDirectory
+from orchestration.watchdog import EngineLost, EnginesLost, Watch
+from rollouts.engine import WeightLoadError
 from rollouts.records import Group, Prompt, Trajectory
 from rollouts.sampling import Sampling
-from rollouts.worker import Asking, Collected, Finished
+from rollouts.worker import Asking, Collected
 
 SHARED_GPU_MEMORY = 0.35  # of a GPU that an engine shares with a trainer rank
-COLLECT_SECONDS = 1.0  # that an engine waits for its first finished group before it answers without one
+WAIT_SECONDS = 1.0  # at most, before the driver looks around again
 
 
 @dataclass(frozen=True)
 class Rollouts:
-    """The responses of one step from all engines."""
+    """The responses of one round of askings from all engines."""
 
     groups: list[Group]
     generate_seconds: float
@@ -35,136 +41,243 @@ class Rollouts:
         return [t for group in self.groups for t in group.trajectories]
 
 
-@dataclass(frozen=True)
-class Outstanding:
-    """An asking whose group did not come back yet, with all it takes to ask it again."""
-
-    asking: Asking
-    sampling: Sampling
-    step: int
-
-
-class Engine:
-    """One engine as the driver sees it."""
-
-    def __init__(self, actor: Any) -> None:
-        self.actor = actor
-        self.outstanding: dict[str, Outstanding] = {}  # by group id
-        self.collecting: Any = None  # the one call of `collect` under way
-        self.collected: Collected | None = None  # its last answer, for the counters
-
-    @property
-    def responses_under_way(self) -> int:
-        return sum(one.asking.samples for one in self.outstanding.values())
-
-
 class RolloutGroup:
     """All engines, driven together. A group stays whole on one engine."""
 
-    def __init__(self, actors: list[Any]) -> None:
-        self.engines = [Engine(actor) for actor in actors]
-
-    @property
-    def actors(self) -> list[Any]:
-        return [engine.actor for engine in self.engines]
-
-    @property
-    def outstanding(self) -> list[Outstanding]:
-        """All askings whose groups did not come back yet, engine by engine."""
-        return [one for engine in self.engines for one in engine.outstanding.values()]
+    def __init__(
+        self, engines: list[EngineHandle], watch: Watch, restarts: int, in_flight: str, note: Callable[[str], None]
+    ) -> None:
+        """restarts: engines that may be replaced, all together. note: told of every one."""
+        self.engines, self.watch, self.note = engines, watch, note
+        self.restarts_left, self.in_flight = restarts, in_flight
+        self.on_restart: Callable[[Any], bool] | None = None
+        """Gives a new engine's actor the weights; False: it cannot now, and the next load_weights must. None: the last
+        update is loaded again."""
+        self._update: tuple[int, dict[str, Any]] | None = None  # the weights that engines should hold
+        self._arrived: list[Group] = []  # collected while something else was waited for
+        self._deaths: list[str] = []
+        self._tally = Tally()
 
     @classmethod
     def create(
-        cls, config: RLConfig | EvalConfig, device: DeviceSpec, run: RunDirectory, options: list[dict[str, Any]]
-    ) -> tuple[RolloutGroup, list[Any]]:
+        cls, config: RLConfig | EvalConfig, device: DeviceSpec, run: RunDirectory, options: list[dict[str, Any]],
+        watch: Watch | None = None, note: Callable[[str], None] = print,
+    ) -> tuple[RolloutGroup, list[Any]]:  # fmt: skip
         """Create one actor per entry of `options` (Ray actor options); returns the group and the start-up futures."""
+        is_rl = isinstance(config, RLConfig)
+        failures = config.failures if isinstance(config, RLConfig) else Failures()
+        watch = watch or Watch(failures.stall_seconds)
         environment = config.rollout.environment if isinstance(config, RLConfig) else "single_turn"
-        actors = []
+        engines = []
         for i, placed in enumerate(options):
             engine = engine_arguments(config, device, seed=config.run.seed * len(options) + i)
             if placed.get("num_gpus") == 0.5:  # a trainer rank is on the same GPU; leave it room
                 engine["engine"] = {"gpu_memory_utilization": SHARED_GPU_MEMORY, **engine["engine"]}
-            actor = ray.remote(RolloutActor).options(**placed)
-            log = str(run.log_path(f"engine_{i}"))
-            actors.append(actor.remote(log, engine, config.model, config.reward, environment))
-        return cls(actors), [actor.start.remote() for actor in actors]
+            actor_class = ray.remote(RolloutActor).options(**placed)
+            arguments = (str(run.log_path(f"engine_{i}")), engine, config.model, config.reward, environment)
+            engines.append(EngineHandle(f"engine {i}", actor_class, arguments, watch))
+        in_flight = config.schedule.in_flight if isinstance(config, RLConfig) else "recompute"
+        group = cls(engines, watch, failures.engine_restarts if is_rl else 0, in_flight, note)
+        return group, [engine.actor.start.remote() for engine in engines]
+
+    @property
+    def actors(self) -> list[Any]:
+        """Of the engines that have started, and should hold the current weights."""
+        return [engine.actor for engine in self.engines if engine.is_started]
+
+    def counters(self) -> list[Collected | None]:
+        """The last ones of every engine; None: not heard of yet."""
+        return [engine.counters for engine in self.engines]
+
+    def tally(self) -> Tally:
+        """What was done about lost engines since the last call."""
+        tally, self._tally = self._tally, Tally()
+        return tally
 
     def ask(self, askings: list[Asking], sampling: Sampling, step: int) -> None:
         """Have the engines begin these askings; returns at once. Each goes to the engine with the fewest responses under way."""
-        dealt: list[list[Asking]] = [[] for _ in self.engines]
+        loads = [engine.responses_under_way for engine in self.engines]
+        usable = [i for i, engine in enumerate(self.engines) if engine.state == "usable"] or list(
+            range(len(self.engines))
+        )
+        dealt: dict[int, list[Asking]] = {i: [] for i in usable}
         for asking in askings:
-            least = min(range(len(self.engines)), key=lambda i: self.engines[i].responses_under_way)
-            self.engines[least].outstanding[asking.group_id] = Outstanding(asking, sampling, step)
+            least = min(usable, key=loads.__getitem__)
+            loads[least] += asking.samples
             dealt[least].append(asking)
-        for engine, part in zip(self.engines, dealt, strict=True):
+        for i, part in dealt.items():
             if part:
-                engine.actor.ask.remote(part, sampling, step)
+                self.engines[i].ask(part, sampling, step)
 
     def collect(self, wait_seconds: float) -> list[Group]:
-        """Groups that finished since the last call, in order of engines; waits at most this long for the first one."""
-        deadline = time.monotonic() + wait_seconds
-        while True:
-            groups = self._collect_once(max(0.0, deadline - time.monotonic()))
-            if groups or time.monotonic() >= deadline:
-                return groups
+        """Groups that finished since the last call; waits at most this long for the first one.
 
-    def _collect_once(self, wait_seconds: float) -> list[Group]:
-        waiting = [engine for engine in self.engines if engine.outstanding]
-        if not waiting:
-            return []
-        for engine in waiting:
-            if engine.collecting is None:
-                engine.collecting = engine.actor.collect.remote(COLLECT_SECONDS)
-        ray.wait([engine.collecting for engine in waiting], timeout=wait_seconds)
-        groups: list[Group] = []
-        for engine in waiting:
-            if ray.wait([engine.collecting], timeout=0)[0]:
-                engine.collected, engine.collecting = ray.get(engine.collecting), None
-                assert engine.collected is not None
-                for group in engine.collected.groups:
-                    del engine.outstanding[group.group_id]
-                    groups.append(group)
+        Raises:
+            EnginesLost: an engine is lost, and no more may be replaced.
+            Any error of an environment; WeightLoadError.
+        """
+        deadline = time.monotonic() + wait_seconds
+        while not self._arrived:
+            self._turn(max(0.0, deadline - time.monotonic()))
+            if time.monotonic() >= deadline or not self.unfinished:
+                break
+        groups, self._arrived = self._arrived, []
         return groups
+
+    @property
+    def unfinished(self) -> list[Asking]:
+        """Askings whose groups did not come back yet, engine by engine."""
+        return [one.asking for engine in self.engines for one in engine.outstanding.values()]
+
+    def _turn(self, wait_seconds: float) -> None:
+        """Take in what engines have finished, and go on with those that are being replaced."""
+        self.watch.look()
+        calls = [call for engine in self.engines for call in engine.open_calls()]
+        if calls:
+            ray.wait(calls, timeout=min(wait_seconds, WAIT_SECONDS))
+        for engine in self.engines:
+            try:
+                self._arrived += engine.take_in()
+                if engine.state == "started":
+                    self._bring_up(engine)
+                engine.refuse_stalled()
+            except EngineLost as lost:
+                self._replace(engine, lost)
+
+    def _bring_up(self, engine: EngineHandle) -> None:
+        """Give a new engine the weights, and what it is to generate."""
+        if self.on_restart is not None:
+            if not self.on_restart(engine.actor):
+                return
+            engine.use()
+        elif self._update is None:
+            engine.use()
+        else:
+            engine.load(*self._update, self.in_flight)
+
+    def _replace(self, engine: EngineHandle, lost: EngineLost) -> None:
+        self._deaths.append(f"{engine.name} {lost.how}")
+        if self.restarts_left == 0:
+            past = "; ".join(self._deaths)
+            raise EnginesLost(
+                f"{lost}. That is loss number {len(self._deaths)} of this run, and failures.engine_restarts = "
+                f"{len(self._deaths) - 1}. In order: {past}. The engine's output is in {engine.log_file}."
+            ) from lost
+        self.restarts_left -= 1
+        left_behind = list(engine.outstanding.values())
+        self._tally.total("rollout/engine_restarts", 1)
+        self._tally.total("rollout/reasked_groups", len(left_behind))
+        self.note(f"{lost}. It is started again; {len(left_behind)} groups are asked again. Output: {engine.log_file}.")
+        engine.begin_again()
+        if any(other.state == "usable" for other in self.engines):
+            engine.outstanding.clear()
+            for askings, sampling, step in rounds(left_behind):
+                self.ask(askings, sampling, step)
 
     def generate(
         self, prompts: list[Prompt], samples: int, sampling: Sampling, step: int, label: str,
         earlier: Sequence[Prompt] = (),
     ) -> Rollouts:  # fmt: skip
-        """Ask every prompt `samples` times; groups come back in the order of `prompts`.
+        """Ask every prompt `samples` times, beside what is under way; groups come back in the order of `prompts`.
 
         earlier: prompts already asked in this step. Group ids go on from there, and a prompt that is asked again, also
-        within `prompts`, gets samples of other seeds.
+        within `prompts`, gets samples of other seeds. Raises: as `collect`.
         """
         askings = step_askings(prompts, samples, f"{label}-{step}", earlier)
-        dealt = [askings[i :: len(self.actors)] for i in range(len(self.actors))]
-        calls = [a.generate.remote(part, sampling, step) for a, part in zip(self.actors, dealt, strict=True)]
-        finished: list[Finished] = ray.get(calls)
-        by_id = {group.group_id: group for part in finished for group in part.groups}
-        generate_seconds = max(part.generate_seconds for part in finished)
-        whole = max(part.generate_seconds + part.reward_seconds for part in finished)
-        return Rollouts([by_id[asking.group_id] for asking in askings], generate_seconds, whole - generate_seconds)
+        began, scoring = time.monotonic(), self._scoring_seconds()
+        self.ask(askings, sampling, step)
+        made: dict[str, Group] = {}
+        others: list[Group] = []
+        ids = {asking.group_id for asking in askings}
+        while len(made) < len(ids):
+            for group in self.collect(WAIT_SECONDS):
+                if group.group_id in ids:
+                    made[group.group_id] = group
+                else:
+                    others.append(group)
+        self._arrived = others + self._arrived
+        seconds, scoring = time.monotonic() - began, self._scoring_seconds() - scoring
+        reward_seconds = min(seconds, max(0.0, scoring))
+        return Rollouts([made[asking.group_id] for asking in askings], seconds - reward_seconds, reward_seconds)
 
-    def load_weights(self, version: int, update: dict[str, Any]) -> None:
-        ray.get([actor.load_weights.remote(version, update) for actor in self.actors])
+    def _scoring_seconds(self) -> float:
+        return max(one.scoring_seconds if one else 0.0 for one in self.counters())
+
+    def load_weights(self, version: int, update: dict[str, Any]) -> list[Any]:
+        """Load a version into every engine that has started; returns their LoadReports. Those that are starting get it later.
+
+        Raises:
+            WeightLoadError: an engine did not take it whole. Its responses are asked again after a load that succeeds.
+            EnginesLost: as `collect`.
+        """
+        self._update = (version, update)
+        engines = self._started()
+        for engine in engines:
+            engine.load(version, update, self.in_flight)
+        reports, refused = [], None
+        for engine in engines:
+            try:
+                reports.append(engine.loaded(f"load weights of version {version}"))
+            except EngineLost as lost:
+                self._replace(engine, lost)
+            except WeightLoadError as error:
+                refused = error
+        if refused is not None:
+            raise refused
+        return reports
 
     def probe(self, prompts: list[Prompt], sampling: Sampling, step: int) -> list[Trajectory]:
-        """Short continuations from every engine."""
-        return [t for part in ray.get([a.probe.remote(prompts, sampling, step) for a in self.actors]) for t in part]
+        """Short continuations from every engine that has started. Raises: EnginesLost."""
+        found: list[Trajectory] = []
+        while not found:
+            calls = [(engine, engine.actor.probe.remote(prompts, sampling, step)) for engine in self._started()]
+            for engine, call in calls:
+                try:
+                    found += self.watch.get([call], doing=f"probe, step {step}")[0]
+                except EngineLost as lost:
+                    self._replace(engine, lost)
+        return found
+
+    def sleep(self) -> None:
+        """Stop generating, and give accelerator memory back, until `wake`."""
+        self._all("sleep")
+
+    def wake(self) -> None:
+        """Take the memory again, and go on."""
+        self._all("wake")
+
+    def _all(self, what: str) -> None:
+        calls = [(engine, getattr(engine.actor, what).remote()) for engine in self._started()]
+        for engine, call in calls:
+            try:
+                self.watch.get([call], doing=f"{what} engines")
+            except EngineLost as lost:
+                self._replace(engine, lost)
+
+    def _started(self) -> list[EngineHandle]:
+        """Those that have started; waits for one when all are being replaced."""
+        while not (engines := [engine for engine in self.engines if engine.is_started]):
+            self._turn(WAIT_SECONDS)
+        return engines
 
     def close(self) -> None:
-        ray.get([actor.close.remote() for actor in self.actors])
+        for engine in self.engines:
+            if engine.is_started:
+                self.watch.get([engine.actor.close.remote()], doing=f"close {engine.name}")
+            else:
+                engine.end()
 
     def abandon(self) -> None:
-        """End the actors at once; their engines and scoring processes end with them."""
-        for actor in self.actors:
-            ray.kill(actor)
+        """End the actors at once, with their engines and scoring processes."""
+        for engine in self.engines:
+            engine.end()
 
 
-def step_askings(prompts: list[Prompt], samples: int, label: str, earlier: Sequence[Prompt]) -> list[Asking]:
+def step_askings(prompts: list[Prompt], samples: int, label: str, earlier: Iterable[Prompt]) -> list[Asking]:
     """One asking per prompt, each with an id and seeds that no other asking of the step has."""
     times = Counter(prompt.prompt_id for prompt in earlier)
     askings = []
-    for number, prompt in enumerate(prompts, start=len(earlier)):
-        askings.append(Asking(f"{label}-{number}", prompt, samples, samples * times[prompt.prompt_id]))
+    for prompt in prompts:
+        askings.append(Asking(f"{label}-{times.total()}", prompt, samples, samples * times[prompt.prompt_id]))
         times[prompt.prompt_id] += 1
     return askings

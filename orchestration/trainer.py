@@ -30,6 +30,7 @@ from orchestration.forward import PolicyModel, PreparedBatch, load_policy, to_de
 from orchestration.lora import adapter_tensors, adapters_off, announced, merged_tensors
 from orchestration.metrics import Tally
 from orchestration.objective import TokenObjective
+from orchestration.pulse import Pulse
 from orchestration.reward_model_files import save_reward_model
 from orchestration.saved_step import SavedStep
 from orchestration.step_sums import StepSums
@@ -41,8 +42,10 @@ class Trainer:
     """One rank. `deepspeed.init_distributed` must be possible: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are set."""
 
     def __init__(
-        self, settings: TrainerSettings, method: PolicyMethod, device: DeviceSpec, with_reference: bool = True
-    ) -> None:
+        self, settings: TrainerSettings, method: PolicyMethod, device: DeviceSpec, with_reference: bool = True,
+        pulse: Pulse | None = None,
+    ) -> None:  # fmt: skip
+        self.pulse = pulse or Pulse()  # of whoever must be able to say what this rank is doing
         self.settings, self.method = settings, method
         self.objective = TokenObjective(method, settings.objective)
         # gloo alone is enough between CPU ranks; DeepSpeed's shared-memory operator would need a compiler at start-up.
@@ -114,9 +117,11 @@ class Trainer:
         for engine in self.engines:
             engine.train()
         for i, prepared in enumerate(prepared_batches):
+            self.pulse.enter(f"forward and backward, micro-batch {i + 1} of {len(batches)}")
             policy_loss, critic_loss = self._losses(prepared, step_sums, sums)
             self._backward(policy_loss, critic_loss, is_last=i == len(batches) - 1)
         self.updates += 1
+        self.pulse.enter("optimizer step")
         norm, critic_norm, is_skipped = self._apply()
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if is_skipped else 0
         tally = sums.to_tally(self.rank)
@@ -245,7 +250,8 @@ class Trainer:
         for engine in self.engines:
             engine.eval()
         t, found = self.settings.temperature, []
-        for batch in batches:
+        for i, batch in enumerate(batches):
+            self.pulse.enter(f"compute {', '.join(names)}, micro-batch {i + 1} of {len(batches)}")
             prepared, columns = to_device(batch, self.device), {}
             if "old_logprobs" in names or (self.critic is None and "old_values" in names):
                 predicted = self.engine(prepared, t)

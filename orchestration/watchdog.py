@@ -1,0 +1,214 @@
+"""The driver's waiting: nothing waits for ever, and who stands still is named.
+
+Every registered actor is asked every few seconds what it is doing (`beat`, answered by a thread of its own or between two
+awaits, so that a busy actor answers too). Whoever does not answer, or has not moved, for the time-out while the driver waits
+for it is ended and reported as lost.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from orchestration.processes import end_group
+from orchestration.pulse import Beat
+
+BEAT_SECONDS = 2.0  # between two questions
+POLL_SECONDS = 0.2  # between two looks at what is waited for
+DEATH_SECONDS = 10.0  # in which the death of one rank is known after another complained about it
+START_SECONDS = 1800.0  # for an actor to start: large models are read from slow disks
+
+
+class Lost(RuntimeError):
+    """A process that the run depends on died or stands still; it has been ended."""
+
+    def __init__(self, name: str, how: str, message: str) -> None:
+        super().__init__(message)
+        self.name, self.how = name, how  # who, and what happened to it
+
+
+class TrainerLost(Lost):
+    """A trainer rank is gone. What it held is in the last checkpoint."""
+
+
+class EngineLost(Lost):
+    """A rollout engine is gone. It can be replaced."""
+
+
+class EnginesLost(RuntimeError):
+    """Engines died more often than failures.engine_restarts allows; says which, how and how often."""
+
+
+class Died(RuntimeError):
+    """Raised by an actor when a process that works for it has died; says how."""
+
+
+class Member:
+    """A watched actor."""
+
+    def __init__(self, name: str, actor: Any, lost: type[Lost]) -> None:
+        self.name, self.actor, self.lost = name, actor, lost
+        self.beat: Beat | None = None  # the last one
+        self._question: Any = None
+        self._asked_at = 0.0
+
+    def look(self) -> None:
+        """Take in an answer, ask again. A death is not noticed here: whoever waits for the actor does."""
+        now = time.monotonic()
+        if self._question is not None and ray.wait([self._question], timeout=0)[0]:
+            try:
+                self.beat = ray.get(self._question)
+            except RayActorError:
+                return
+            self._question = None
+        if self._question is None and now - self._asked_at >= BEAT_SECONDS:
+            self._question, self._asked_at = self.actor.beat.remote(), now
+
+    @property
+    def silent_seconds(self) -> float:
+        """How long the last question has been unanswered."""
+        return 0.0 if self._question is None else time.monotonic() - self._asked_at
+
+    def still_seconds(self, waited_seconds: float) -> float:
+        """How long nothing has moved in it, of the time that it was waited for."""
+        return 0.0 if self.beat is None else min(self.beat.still_seconds, waited_seconds)
+
+    @property
+    def place(self) -> str:
+        return self.beat.place if self.beat else "it never answered"
+
+    def state(self) -> str:
+        """What it is doing, in words."""
+        if self.beat is None:
+            return f"{self.name} has never answered"
+        if self.silent_seconds > 2 * BEAT_SECONDS:
+            return f"{self.name} ({self.place}) has not answered for {self.silent_seconds:.0f} s; before that it was in '{self.beat.phase}'"
+        return f"{self.name} ({self.place}) has been in '{self.beat.phase}' for {self.beat.still_seconds:.0f} s"
+
+
+class Watch:
+    """All waits of the driver on its actors."""
+
+    def __init__(self, stall_seconds: float) -> None:
+        self.stall_seconds = stall_seconds
+        self._members: dict[Any, Member] = {}  # by Ray's id of the actor
+
+    def add(self, name: str, actor: Any, lost: type[Lost]) -> Member:
+        """Watch an actor with a method `beat() -> Beat`; `lost` is raised when it is lost."""
+        member = self._members[actor._actor_id] = Member(name, actor, lost)
+        return member
+
+    def get(
+        self,
+        futures: Sequence[Any],
+        doing: str,
+        meanwhile: Callable[[], None] | None = None,
+        stall_seconds: float | None = None,
+    ) -> list[Any]:
+        """The results of actor calls, as ray.get; raises what a call raised as soon as one did.
+
+        doing: what is waited for, in words. meanwhile: called several times a second until all is there.
+        stall_seconds: another time-out than the run's, as for a start-up.
+
+        Raises:
+            Lost: of the kind given to `add`, when an actor died or did not move; names it and what the others are doing.
+        """
+        began = time.monotonic()
+        results: dict[Any, Any] = {}
+        while True:
+            open_ = [future for future in futures if future not in results]
+            if not open_:
+                return [results[future] for future in futures]
+            self.look()
+            for future in ray.wait(open_, num_returns=len(open_), timeout=POLL_SECONDS)[0]:
+                results[future] = self._result(future, doing)
+            waited_for = [self._member_of(future) for future in open_ if future not in results]
+            self.refuse_stalled(
+                [m for m in waited_for if m], doing, time.monotonic() - began, stall_seconds or self.stall_seconds
+            )
+            if meanwhile is not None and waited_for:
+                meanwhile()
+
+    def look(self) -> None:
+        """Ask everybody how they are, and take in the answers. Never waits."""
+        for member in self._members.values():
+            member.look()
+
+    def refuse_stalled(
+        self, members: Sequence[Member], doing: str, waited_seconds: float, stall_seconds: float | None = None
+    ) -> None:
+        """Raises: Lost, when one of them stands still that was waited for so long. Those that do not answer are to blame
+        before those that answer and do not move: they may be waiting for the former."""
+        limit = stall_seconds or self.stall_seconds
+        silent = [m for m in members if m.silent_seconds >= max(limit / 2, min(limit, 3 * BEAT_SECONDS))]
+        stalled = [m for m in silent if m.silent_seconds >= limit]
+        if not silent:
+            stalled = [m for m in members if m.still_seconds(waited_seconds) >= limit]
+        if stalled:
+            raise self.lose(stalled, stalled[0].state(), doing)
+
+    def lose(self, members: Sequence[Member], how: str, doing: str) -> Lost:
+        """End actors and their children; returns the error to raise, which says `how`, and what all the others are doing."""
+        others = [m.state() for m in self._members.values() if m not in members[:1]]
+        for member in members:
+            self.end(member)
+        return members[0].lost(members[0].name, how, f"{doing}: {'. '.join([how, *others])}")
+
+    def end(self, member: Member) -> None:
+        """End an actor and its children, and watch it no more. It does not have to cooperate."""
+        self._members.pop(member.actor._actor_id, None)
+        ray.kill(member.actor)
+        if member.beat is not None:
+            end_group(member.beat.pid, member.beat.node)
+
+    def _failure(self, member: Member, error: Exception, doing: str) -> Lost | None:
+        """Lost, when the error means that the actor or a process of it died; None for any other error."""
+        if isinstance(error, RayTaskError) and isinstance(error.cause, Died):
+            how = str(error.cause)
+        elif isinstance(error, RayActorError) and not getattr(error, "actor_init_failed", False):
+            how = _how_ray_says_it(error)
+        else:
+            return None
+        return self.lose([member], f"{member.name} ({member.place}) died: {how}", doing)
+
+    def _member_of(self, future: Any) -> Member | None:
+        return self._members.get(future.task_id().actor_id())
+
+    def _result(self, future: Any, doing: str) -> Any:
+        try:
+            return ray.get(future)
+        except (RayActorError, RayTaskError) as error:
+            member = self._member_of(future)
+            if member is None:
+                raise
+            lost = self._failure(member, error, doing) or self._death_behind(member, doing)
+            if lost is None:
+                raise
+            raise lost from error
+
+    def _death_behind(self, complaining: Member, doing: str) -> Lost | None:
+        """When one rank dies, the others' collectives fail, and their complaint may come first."""
+        ranks = [m for m in self._members.values() if m.lost is TrainerLost]
+        others = [m for m in ranks if m is not complaining] if complaining in ranks else []
+        questions = {m.actor.beat.remote(): m for m in others}
+        deadline = time.monotonic() + DEATH_SECONDS
+        while questions and time.monotonic() < deadline:
+            for question in ray.wait(list(questions), timeout=POLL_SECONDS)[0]:
+                member = questions.pop(question)
+                try:
+                    ray.get(question)
+                except RayActorError as error:
+                    return self._failure(member, error, doing)
+        return None
+
+
+def _how_ray_says_it(error: RayActorError) -> str:
+    """The sentence that matters in Ray's page about a dead actor."""
+    text = " ".join(str(error).split())
+    found = re.search(r"Worker exit detail: (.*?)(?: Some common causes| There are some potential| *$)", text)
+    return found.group(1) if found else text[:300]
