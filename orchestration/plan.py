@@ -143,8 +143,8 @@ def placement_row(config: RLConfig, device: DeviceSpec, cores: CorePlan) -> str:
     if not cores.together:
         return f"colocated: trainer ({cores.trainer_threads} thread(s) a rank) and engines ({cores.engine_threads} a process) in turn"
     shares = (
-        f"separate, at the same time: trainer {ranks * cores.trainer_threads} of {device.cores} cores, engines "
-        f"{devices * cores.engine_threads}"
+        f"separate, at the same time: trainer {ranks} x {cores.trainer_threads} thread(s), engines {devices} x "
+        f"{cores.engine_threads}, on {device.cores} cores"
     )
     if not config.placement.bind_cores:
         return f"{shares}; not bound"

@@ -61,3 +61,17 @@ def test_evaluation() -> None:
     assert "20 of 20 prompts (heldout)" in text
     assert "8 samples at temperature 1 and 1 greedy each = 180 sequences, at most 2,880 new tokens" in text
     assert "no warnings" in text and "evaluation.json" in text
+
+
+def test_placement() -> None:
+    """Who gets which cores, in turn and at the same time."""
+    ranks = ["train.ranks=2", "rollout.engines=2"]
+    assert "placement colocated: trainer (4 thread(s) a rank) and engines (4 a process) in turn" in described(
+        load("configs/grpo.yaml", RLConfig, ranks), []
+    )
+    overlap = [*ranks, "schedule.mode=overlap", "placement.trainer_cores=5"]
+    assert "separate, at the same time: trainer 2 x 2 thread(s), engines 2 x 1, on 8 cores; not bound" in described(
+        load("configs/grpo.yaml", RLConfig, overlap), []
+    )
+    bound = load("configs/grpo.yaml", RLConfig, [*overlap, "placement.bind_cores=true"])
+    assert "bound: ranks to cores 0,1 | 2,3,4, engines to 5 | 6,7" in described(bound, [])
