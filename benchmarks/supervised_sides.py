@@ -10,6 +10,7 @@ import resource
 import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -78,31 +79,35 @@ def our_config(contest: Contest) -> SLConfig:
 
 
 def ours(contest: Contest, turns: Connection) -> None:
-    """main_sl.py's own job, step by step."""
+    """main_sl.py's own loop; it waits for its turn where it writes its report, between steps."""
     from configs.load import run_directory, to_yaml
-    from orchestration.launch import join_ranks
-    from orchestration.metrics import Tally
-    from orchestration.run_directory import RunDirectory
-    from orchestration.supervised import SLJob
+    from orchestration.run_directory import RunDirectory, read_metrics
+    from orchestration.supervised import run_sl
     from orchestration.supervised_preflight import supervised_preflight
 
     config = our_config(contest)
     checked = supervised_preflight(config)
     run = RunDirectory.create(run_directory(config), to_yaml(config))
     work = [work_of(contest, example) for example in checked.feed.all_training()]
-    job = SLJob(config, checked, run, None, *join_ranks())
-    turns.send("packed into micro-batches")
-    done = 0
-    while done < contest.steps:
-        for _ in range(turns.recv()):
-            begun = time.perf_counter()
-            job.train(done + 1)
-            seconds = time.perf_counter() - begun
-            own = work[done * contest.examples : (done + 1) * contest.examples]
-            turns.send(Step(seconds, sum(own), job.tally.means()["train/loss"]))
-            job.tally, done = Tally(), done + 1
+    left, begun = 0, 0.0
+
+    def after_step(path: Path) -> Path:
+        nonlocal left, begun
+        ended, row = time.perf_counter(), read_metrics(path)[-1]
+        step = int(row["step"])
+        if step == 0:
+            turns.send("packed into micro-batches")
+        else:
+            own = work[(step - 1) * contest.examples : step * contest.examples]
+            turns.send(Step(ended - begun - row["time/checkpoint_seconds"], sum(own), row["train/loss"]))
+            left -= 1
+        if not left and step < contest.steps:
+            left = turns.recv()
+        begun = time.perf_counter()
+        return path
+
+    run_sl(config, checked, run, after_step)
     turns.send(peak_gigabytes())
-    job.close()
 
 
 def work_of(contest: Contest, example: Example) -> int:
