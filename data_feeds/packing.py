@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from data_feeds.responses import Responses
 from rollouts.records import Trajectory
 
 Ints = NDArray[np.int64]
@@ -81,8 +82,8 @@ class MicroBatch:
 class _Unit:
     """Trajectories that are packed together: one, or (part of) a group around one prompt."""
 
-    prompt_ids: Ints
-    bodies: tuple[bytes, ...]  # distinct response inputs, int64 tokens; none is a prefix of another
+    prompt: bytes  # int64 tokens, and so are the bodies
+    bodies: tuple[bytes, ...]  # distinct response inputs; none is a prefix of another
     members: tuple[int, ...]  # trajectory indices
     tokens: int
 
@@ -117,30 +118,27 @@ def pack(
     assert share_prompts or not whole_groups, "only groups around one prompt are kept together"
     if max_tokens < 1 or ranks < 1:
         raise ValueError(f"max_tokens ({max_tokens}) and ranks ({ranks}) must be at least 1")
-    members = [i for i, t in enumerate(trajectories) if t.action_tokens]
-    if not members:
+    responses = Responses(trajectories) if trajectories else None
+    if responses is None or not responses.counts.any():
         return [[] for _ in range(ranks)]
+    members: list[int] = np.flatnonzero(responses.counts).tolist()
+    bodies = responses.bodies()
     if share_prompts:
         by_group: dict[int, list[int]] = {}
         for i in members:
             by_group.setdefault(int(groups[i]), []).append(i)
         limit = sys.maxsize if whole_groups else max_tokens
-        units = [unit for group in by_group.values() for unit in _shared_units(trajectories, group, limit)]
+        units = [unit for group in by_group.values() for unit in _shared_units(trajectories, bodies, group, limit)]
     else:
-        units = [_unit(trajectories, [i]) for i in members]
+        units = [_unit(trajectories, bodies, [i]) for i in members]
     bins = _balance(units, max_tokens, ranks)
     per_token = {"advantages": advantages, "loss_weights": loss_weights, **(columns or {})}
     dummy = _dummy(trajectories[members[0]], per_token)
     batches = [
-        _micro_batch(trajectories, content, groups, per_token, version) if content else dummy for content in bins
+        _micro_batch(trajectories, responses, bodies, content, groups, per_token, version) if content else dummy
+        for content in bins
     ]
     return [batches[rank::ranks] for rank in range(ranks)]
-
-
-def _body(trajectory: Trajectory) -> bytes:
-    """Response tokens that are inputs: up to the one before the last action token, which is only predicted."""
-    last_action = int(np.flatnonzero(trajectory.is_action)[-1])
-    return np.asarray(trajectory.token_ids[:last_action], dtype=np.int64).tobytes()
 
 
 def _distinct(bodies: list[bytes]) -> list[bytes]:
@@ -152,23 +150,27 @@ def _distinct(bodies: list[bytes]) -> list[bytes]:
     return kept
 
 
-def _unit(trajectories: Sequence[Trajectory], members: list[int]) -> _Unit:
-    prompt_ids = np.asarray(trajectories[members[0]].prompt_ids, dtype=np.int64)
-    if not len(prompt_ids):
+def _unit(trajectories: Sequence[Trajectory], bodies: list[bytes], members: list[int]) -> _Unit:
+    prompt = np.asarray(trajectories[members[0]].prompt_ids, dtype=np.int64).tobytes()
+    if not prompt:
         raise ValueError(f"trajectory {trajectories[members[0]].group_id}: its prompt has no tokens to predict from")
-    bodies = _distinct([_body(trajectories[i]) for i in members])
-    return _Unit(prompt_ids, tuple(bodies), tuple(members), len(prompt_ids) + sum(len(b) for b in bodies) // 8)
+    distinct = _distinct([bodies[i] for i in members])
+    return _Unit(prompt, tuple(distinct), tuple(members), (len(prompt) + sum(map(len, distinct))) // 8)
 
 
-def _shared_units(trajectories: Sequence[Trajectory], members: list[int], max_tokens: int) -> list[_Unit]:
+def _shared_units(
+    trajectories: Sequence[Trajectory], bodies: list[bytes], members: list[int], max_tokens: int
+) -> list[_Unit]:
     """A group as few units as the budget allows; equal and nested responses stay together."""
     prompt_ids = trajectories[members[0]].prompt_ids
     for i in members:
-        if not np.array_equal(trajectories[i].prompt_ids, prompt_ids):
+        own = trajectories[i].prompt_ids  # mostly the very same array, which is quick to see
+        if own is not prompt_ids and not np.array_equal(own, prompt_ids):
             raise ValueError(
                 f"group {trajectories[i].group_id}: its trajectories differ in prompt; share_prompts must be off"
             )
-    bodies = {i: _body(trajectories[i]) for i in members}
+    if len(prompt_ids) + sum(len(bodies[i]) for i in members) // 8 <= max_tokens:
+        return [_unit(trajectories, bodies, members)]
     chunks: list[list[int]] = []
     used = max_tokens  # forces a first chunk
     kept: list[bytes] = []
@@ -182,7 +184,7 @@ def _shared_units(trajectories: Sequence[Trajectory], members: list[int], max_to
         chunks[-1].append(i)
         kept.append(bodies[i])
         used += cost
-    return [_unit(trajectories, sorted(chunk)) for chunk in chunks]
+    return [_unit(trajectories, bodies, sorted(chunk)) for chunk in chunks]
 
 
 def _balance(units: list[_Unit], max_tokens: int, ranks: int) -> list[list[_Unit]]:
@@ -212,62 +214,63 @@ def _balance(units: list[_Unit], max_tokens: int, ranks: int) -> list[list[_Unit
 
 def _micro_batch(
     trajectories: Sequence[Trajectory],
+    responses: Responses,
+    bodies: list[bytes],
     units: list[_Unit],
     groups: NDArray[np.integer],
     per_token: Mapping[str, Sequence[Any] | NDArray[np.floating]],
     version: int,
 ) -> MicroBatch:
-    input_ids: list[Ints] = []
-    position_ids: list[Ints] = []
+    pieces: list[bytes] = []  # prompts and bodies in order
+    firsts: list[int] = []  # position of each piece's first token within its sequence
     segments: list[Segment] = []
-    predict: list[Ints] = []
     members: list[int] = []
+    prompt_ends: list[int] = []  # of each member, in the packed tokens; the same for the beginning of its body
+    body_starts: list[int] = []
     total = 0
     for unit in units:
-        prompt = len(unit.prompt_ids)
-        prompt_start = total
+        prompt, prompt_start = len(unit.prompt) // 8, total
         lone = len(unit.bodies) <= 1  # nobody to share with: prompt and response are one causal segment
         starts: dict[bytes, int] = {}
-        input_ids.append(unit.prompt_ids)
-        position_ids.append(np.arange(prompt, dtype=np.int64))
+        pieces.append(unit.prompt)
+        firsts.append(0)
         total += prompt
         if not lone:
             segments.append(Segment(prompt_start, prompt))
         for body in unit.bodies:
-            tokens = np.frombuffer(body, dtype=np.int64)
-            input_ids.append(tokens)
-            position_ids.append(np.arange(prompt, prompt + len(tokens), dtype=np.int64))
+            pieces.append(body)
+            firsts.append(prompt)
             starts[body] = total
             if not lone:
-                segments.append(Segment(total, len(tokens), prompt_start, prompt))
-            total += len(tokens)
+                segments.append(Segment(total, len(body) // 8, prompt_start, prompt))
+            total += len(body) // 8
         if lone:
             segments.append(Segment(prompt_start, total - prompt_start))
         for i in unit.members:
-            own = _body(trajectories[i])
-            start = next((starts[body] for body in unit.bodies if body.startswith(own)), prompt_start + prompt)
-            action = np.flatnonzero(trajectories[i].is_action)
-            predict.append(np.where(action == 0, prompt_start + prompt - 1, start + action - 1).astype(np.int64))
+            start = starts.get(bodies[i])
+            if start is None:  # the beginning of another, or empty
+                start = next((starts[b] for b in unit.bodies if b.startswith(bodies[i])), prompt_start + prompt)
             members.append(i)
+            prompt_ends.append(prompt_start + prompt)
+            body_starts.append(start)
 
+    sizes = np.asarray([len(piece) // 8 for piece in pieces])
+    before = np.cumsum(sizes) - sizes
     index = np.asarray(members, dtype=np.int64)
-    chosen = [trajectories[i] for i in members]
-    counts = np.asarray([t.action_tokens for t in chosen])
-    columns = {
-        name: np.concatenate(
-            [np.broadcast_to(values[i], count) for i, count in zip(members, counts, strict=True)]
-        ).astype(np.float32)
-        for name, values in per_token.items()
-    }
-    staleness = version - np.concatenate([t.versions[t.is_action] for t in chosen]).astype(np.int64)
+    counts = responses.counts[index]
+    actions = responses.actions(members)
+    within = actions - np.repeat(responses.starts[index], counts)  # place in its own response
+    staleness = version - responses.versions[actions].astype(np.int64)
     assert (staleness >= 0).all(), "a token is newer than the policy"
+    columns = {name: _by_token(values, members, counts) for name, values in per_token.items()}
+    chosen = [trajectories[i] for i in members]
     return MicroBatch(
-        input_ids=np.concatenate(input_ids),
-        position_ids=np.concatenate(position_ids),
+        input_ids=np.frombuffer(bytearray().join(pieces), dtype=np.int64),
+        position_ids=np.arange(total, dtype=np.int64) + np.repeat(np.asarray(firsts) - before, sizes),
         segments=tuple(segments),
-        predict=np.concatenate(predict),
-        targets=np.concatenate([t.token_ids[t.is_action] for t in chosen]).astype(np.int64),
-        behavior_logprobs=np.concatenate([t.behavior_logprobs[t.is_action] for t in chosen]).astype(np.float32),
+        predict=np.where(within == 0, np.repeat(prompt_ends, counts), np.repeat(body_starts, counts) + within) - 1,
+        targets=responses.token_ids[actions],
+        behavior_logprobs=responses.behavior_logprobs[actions].astype(np.float32),
         advantages=columns.pop("advantages"),
         loss_weights=columns.pop("loss_weights"),
         sequence=np.repeat(np.arange(len(members), dtype=np.int64), counts),
@@ -279,6 +282,16 @@ def _micro_batch(
         chosen=None if chosen[0].chosen is None else np.asarray([t.chosen for t in chosen], dtype=np.bool_),
         images=tuple(image for t in chosen for image in t.prompt.images),
     )
+
+
+def _by_token(values: Sequence[Any] | NDArray[np.floating], members: list[int], counts: Ints) -> Floats:
+    """What trajectories were given, one number each or one for every action token, by action token. [N]"""
+    if isinstance(values, np.ndarray) and values.ndim == 1:
+        return np.repeat(values[members], counts).astype(np.float32)
+    own = [np.asarray(values[i]) for i in members]
+    if [v.shape for v in own] != [(count,) for count in counts.tolist()]:
+        own = [np.broadcast_to(v, count) for v, count in zip(own, counts, strict=True)]
+    return np.concatenate(own).astype(np.float32)
 
 
 def _dummy(like: Trajectory, per_token: Mapping[str, Any]) -> MicroBatch:

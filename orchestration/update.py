@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -37,7 +38,7 @@ class ScoredBatch:
     def of(cls, groups: list[Group]) -> ScoredBatch:
         """Trajectories whose scoring failed, that a filter took out of the baseline, or without a single action token are in
         neither baseline nor loss."""
-        counted = [[t for t in g.baseline if t.action_tokens] for g in groups]
+        counted = [[t for t in g.baseline if np.count_nonzero(t.is_action)] for g in groups]
         counted = [g for g in counted if g]
         sizes = torch.tensor([len(g) for g in counted], dtype=torch.int64)
         return cls([t for g in counted for t in g], torch.repeat_interleave(torch.arange(len(counted)), sizes))
@@ -46,13 +47,24 @@ class ScoredBatch:
         """A frozen column over all action tokens, trajectory after trajectory. [N] float32"""
         return torch.from_numpy(np.concatenate(self.frozen[name]).astype(np.float32))
 
-    @property
+    @functools.cached_property
+    def is_action(self) -> np.ndarray:
+        """Of all tokens, trajectory after trajectory. Laid end to end they cost one call, not one a response."""
+        return np.concatenate([t.is_action for t in self.trajectories])
+
+    @functools.cached_property
     def behavior_logprobs(self) -> Tensor:
-        return torch.from_numpy(np.concatenate([t.behavior_logprobs[t.is_action] for t in self.trajectories]))
+        """Of all action tokens. [N]"""
+        return torch.from_numpy(np.concatenate([t.behavior_logprobs for t in self.trajectories])[self.is_action])
+
+    @property
+    def versions(self) -> np.ndarray:
+        """Of all action tokens. [N] int32"""
+        return np.concatenate([t.versions for t in self.trajectories])[self.is_action]
 
     def groups(self, config: RLConfig) -> Groups:
         """What an advantage sees: rewards less a KL penalty placed in them; per token too where there is a critic."""
-        lengths = torch.tensor([t.action_tokens for t in self.trajectories])
+        lengths = torch.tensor([np.count_nonzero(t.is_action) for t in self.trajectories])
         rewards = torch.tensor([t.reward for t in self.trajectories], dtype=torch.float32)
         sequence = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
         token_rewards = torch.zeros(int(lengths.sum()))
@@ -126,10 +138,18 @@ def advantages_of(batch: ScoredBatch, groups: Groups, method: PolicyMethod, conf
     per_token = torch.repeat_interleave(found, groups.lengths) if len(found) == responses else found
     is_sound = torch.isfinite(groups.rewards)[groups.sequence] & torch.isfinite(batch.behavior_logprobs)
     per_token = torch.where(is_sound, per_token, torch.nan)
-    split = [part.numpy() for part in torch.split(per_token, groups.lengths.tolist())]
+    split = _split(per_token, groups)
     for trajectory, values in zip(batch.trajectories, split, strict=True):
-        trajectory.advantage = float(values.mean())
+        trajectory.advantage = float(
+            np.add.reduce(values) / np.float32(len(values))
+        )  # the mean, in a fifth of its time
     return split
+
+
+def _split(values: Tensor, groups: Groups) -> list[np.ndarray]:
+    """Numbers of all action tokens, [N], as an array per trajectory."""
+    array, ends = values.numpy(), groups.lengths.cumsum(0).tolist()
+    return [array[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
 def _pack(
@@ -141,7 +161,7 @@ def _pack(
     columns = {name: values for name, values in batch.frozen.items() if name != "final_values"}
     if objective.has_values:
         returns = method.returns(groups)
-        columns["returns"] = [part.numpy() for part in torch.split(returns, groups.lengths.tolist())]
+        columns["returns"] = _split(returns, groups)
         _tell_critic(groups, returns, tally)
     lengths = torch.where(torch.tensor([t.dropped_by is None for t in batch.trajectories]), groups.lengths, 0)
     if config.objective.rejected_tokens == "leave":
@@ -150,7 +170,9 @@ def _pack(
     weights = token_weights(aggregation, lengths, groups.group, config.rollout.max_new_tokens).numpy()
     keep = weights > 0
     if train.drop_zero_variance_groups and objective.is_silent_at_zero_advantage():
-        keep &= np.array([(values != 0).any() for values in advantages])
+        keep &= np.logical_or.reduceat(
+            np.concatenate(advantages) != 0, (groups.lengths.cumsum(0) - groups.lengths).numpy()
+        )
     chosen = np.flatnonzero(keep)
     tally.total("train/trajectories", len(chosen))
     if len(chosen) == 0:
@@ -172,10 +194,9 @@ def _kept_tokens(batch: ScoredBatch, groups: Groups, objective: TokenObjective, 
     """Action tokens of each trajectory that no correction leaves out. [S] int64"""
     old = batch.column("old_logprobs")
     zeros = torch.zeros_like(old)
-    versions = np.concatenate([t.versions[t.is_action] for t in batch.trajectories])
     tokens = PolicyTokens(
         logprobs=old, behavior_logprobs=batch.behavior_logprobs, old_logprobs=old, advantages=zeros, entropy=zeros,
-        sequence=groups.sequence, group=groups.group, staleness=torch.from_numpy(version - versions.astype(np.int64)),
+        sequence=groups.sequence, group=groups.group, staleness=torch.from_numpy(version - batch.versions.astype(np.int64)),
     )  # fmt: skip
     _, keep = objective.correct(tokens)
     return torch.zeros_like(groups.lengths).index_add_(0, groups.sequence, keep.long())
