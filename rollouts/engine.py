@@ -39,6 +39,20 @@ class LoadReport:
     tokens_kept: int  # their tokens so far
 
 
+@dataclasses.dataclass(frozen=True)
+class _Request:
+    """A request that vLLM has."""
+
+    response: Response  # what earlier requests made of it
+    state: Any  # vLLM's, which it updates, also when it ends the request
+
+    @property
+    def tokens(self) -> int:
+        """Made by this request so far."""
+        made: int = self.state.detokenizer.num_output_tokens()
+        return made
+
+
 class VLLMEngine:
     """One vLLM engine. Concurrent `generate` calls are batched continuously by vLLM."""
 
@@ -99,7 +113,7 @@ class VLLMEngine:
         self._paused = False
         self._pauses = Stopwatch()
         self._numbers = itertools.count()
-        self._running: dict[str, Any] = {}  # vLLM's state of every request under way
+        self._running: dict[str, _Request] = {}
         self._idle = asyncio.Event()  # set when none is
         self._door = asyncio.Lock()  # requests begin one by one, and none while weights come
         self._aborts = 0  # calls of `abort`
@@ -146,7 +160,7 @@ class VLLMEngine:
             "cache_salt": f"{self._cache_epoch}",  # of all requests with this beginning, only those with it share blocks
         }
         answer = await self._llm.add_request(request, prompt, asked, lora_request=self._adapter)
-        self._running[request] = self._llm.output_processor.request_states[answer.request_id]
+        self._running[request] = _Request(response, self._llm.output_processor.request_states[answer.request_id])
         self._idle.clear()
         return request, answer
 
@@ -158,7 +172,7 @@ class VLLMEngine:
             await self._llm.abort(request)
             raise
         finally:
-            self._tokens_ended += tokens_so_far(self._running.pop(request))
+            self._tokens_ended += self._running.pop(request).tokens
             if not self._running:
                 self._idle.set()
 
@@ -174,8 +188,7 @@ class VLLMEngine:
     async def _cut(self, unbegun_only: bool) -> None:
         """Take requests back from vLLM (unbegun: without a token so far). `generate` hands them over again, with what
         they made, when the door opens."""
-        requests = [name for name, state in self._running.items() if not (unbegun_only and tokens_so_far(state))]
-        await self._llm.abort(requests)
+        await self._llm.abort([name for name, one in self._running.items() if not (unbegun_only and one.tokens)])
 
     async def pause(self) -> None:
         """Stop generating; running requests stay and new ones queue until `resume`."""
@@ -210,7 +223,7 @@ class VLLMEngine:
             began = time.perf_counter()
             with self._pauses.timing():
                 await self._llm.pause_generation(mode="keep", clear_cache=False)
-                begun = [tokens for tokens in map(tokens_so_far, self._running.values()) if tokens]
+                begun = [tokens for one in self._running.values() if (tokens := len(one.response) + one.tokens)]
                 if in_flight in ("abort", "keep_cache"):
                     await self._cut(unbegun_only=in_flight == "keep_cache")
                 await self._take(version, update, keep_cache=in_flight == "keep_cache")
@@ -278,7 +291,7 @@ class VLLMEngine:
 
     def tokens_generated(self) -> int:
         """Since the start; the running responses' tokens so far among them."""
-        return self._tokens_ended + sum(map(tokens_so_far, self._running.values()))
+        return self._tokens_ended + sum(one.tokens for one in self._running.values())
 
     def paused_seconds(self) -> float:
         """Time since the start in which nothing could be generated: weights came, or `pause`, or `sleep`."""
@@ -289,12 +302,6 @@ class VLLMEngine:
         llm, self._llm = self._llm, None
         if llm is not None:
             llm.shutdown()
-
-
-def tokens_so_far(state: Any) -> int:
-    """Of a request, from vLLM's state of it; also when it has ended."""
-    tokens: int = state.detokenizer.num_output_tokens()
-    return tokens
 
 
 def start_vllm(arguments: dict[str, Any], environment: dict[str, str]) -> Any:

@@ -41,6 +41,10 @@ class Response:
         self._resumed = 0
         self.finish_reason = "abort"  # of the last request; nothing was made so far
 
+    def __len__(self) -> int:
+        """Tokens so far."""
+        return len(self._token_ids)
+
     def context(self) -> list[int]:
         """The prompt of the next request: all tokens there are."""
         return self._prompt_ids + self._token_ids

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from unit_tests.e2e.engine_pair import Pair
     from unit_tests.e2e.shared_stack import SharedStack
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,3 +45,17 @@ def stack(tiny_model: Path, user_folder: Path, tmp_path_factory: pytest.TempPath
 
     with started_stack(tmp_path_factory.mktemp("stack"), tiny_model) as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def plain_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """One engine without Ray, and the model whose weights it should hold, started once for all tests."""
+    from unit_tests.e2e.engine_pair import Pair
+
+    pair = Pair(
+        tmp_path_factory.mktemp("engine"),
+        worker_extension_cls="unit_tests.e2e.forgetful_receiver.ForgetfulExtension",
+        weight_transfer_config={"backend": "forgetful"},
+    )
+    yield pair
+    pair.close()

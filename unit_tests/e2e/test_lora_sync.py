@@ -20,9 +20,10 @@ from data_feeds.packing import pack
 from orchestration.lora import adapter_tensors, add_adapters, announced, load_adapter
 from orchestration.probe import TOLERANCE_BY_DTYPE, ProbeFailed, compare
 from orchestration.weight_sync import WeightPublisher
-from rollouts.engine import Generation, VLLMEngine, WeightLoadError
+from rollouts.engine import VLLMEngine, WeightLoadError
+from rollouts.response import Generation
 from rollouts.sampling import Sampling
-from unit_tests.e2e.test_engine_sync import (
+from unit_tests.e2e.engine_pair import (
     PROMPTS,
     published_tensors,
     random_model,

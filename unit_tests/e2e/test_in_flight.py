@@ -1,0 +1,249 @@
+"""What becomes of responses under way when a real engine takes new weights: every token is scored again by transformers,
+under the weights of the version that the engine says made it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import LlamaForCausalLM
+
+from orchestration.weight_sync import WeightPublisher
+from rollouts.engine import InFlight, LoadReport
+from rollouts.response import Generation
+from rollouts.sampling import Sampling
+from unit_tests.e2e.engine_pair import PROMPTS, Pair, published_tensors, random_model, reference_logprobs
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+TOLERANCE_NATS = 1e-3
+END = 1  # the end-of-sequence token
+LOADS = 3  # while the long responses are under way
+LONG = Sampling(max_new_tokens=400)
+SHORT = Sampling(max_new_tokens=6)
+PROMPT = PROMPTS[3]  # two whole cache blocks and a part of a third
+Made = list[tuple[list[int], Generation]]  # prompts and what came of them
+
+
+class Versions:
+    """Publishes random models, made beforehand, as versions of a pair's engine, and remembers which was which."""
+
+    def __init__(self, pair: Pair, folder: Path) -> None:
+        self.pair, self.publisher = pair, WeightPublisher("direct", folder)
+        self.models: dict[int, LlamaForCausalLM] = {pair.version: pair.model}
+        self.coming = [random_model(1000 + pair.version + i) for i in range(LOADS)]
+
+    async def load(self, in_flight: InFlight) -> LoadReport:
+        pair, version = self.pair, self.pair.version + 1
+        pair.model = self.models[version] = self.coming.pop()
+        pair.version = version
+        update = self.publisher.publish(version, published_tensors(pair.model))
+        return await pair.engine.load_weights(version, update, in_flight)
+
+    def gaps(self, prompt: list[int], made: Generation) -> np.ndarray:
+        """|engine - transformers| of every token under the weights of its version, in nats. [T]"""
+        ours = np.full(len(made.token_ids), np.nan, dtype=np.float32)
+        for version in set(made.versions.tolist()):
+            chosen = made.versions == version
+            ours[chosen] = reference_logprobs(self.models[version], prompt, made, 1.0)[chosen]
+        return np.abs(ours - made.logprobs)
+
+
+@pytest.fixture
+def versions(plain_pair: Pair, tmp_path: Path) -> Iterator[Versions]:
+    versions = Versions(plain_pair, tmp_path / "weights")
+    yield versions
+    versions.publisher.close()
+
+
+def begun(pair: Pair, prompt: list[int], sampling: Sampling, samples: int) -> list[asyncio.Task[Generation]]:
+    calls: list[Coroutine[Any, Any, Generation]] = [
+        pair.engine.generate(prompt, sampling, pair.version, f"p{len(prompt)}", sample) for sample in range(samples)
+    ]
+    return [asyncio.create_task(call) for call in calls]
+
+
+async def tokens_later(pair: Pair, tokens: int) -> None:
+    """Returns when the engine has made this many tokens more."""
+    enough = pair.engine.tokens_generated() + tokens
+    await asyncio.sleep(0)  # requests begin
+    while pair.engine.tokens_generated() < enough:
+        assert pair.engine._running, "every response ended before its time"
+        await asyncio.sleep(0.001)
+
+
+async def through_three_loads(versions: Versions, in_flight: InFlight) -> tuple[Made, Made, list[LoadReport]]:
+    """Long responses that begin before each of three versions comes, and short ones after it."""
+    pair = versions.pair
+    long, short, reports = [], [], []
+    for samples in (24, 4, 4):
+        long += [(prompt, task) for prompt in PROMPTS[2:] for task in begun(pair, prompt, LONG, samples)]
+        await tokens_later(pair, 100)
+        reports.append(await versions.load(in_flight))
+        short += [(prompt, task) for prompt in PROMPTS for task in begun(pair, prompt, SHORT, 2)]
+    return [(p, await task) for p, task in long], [(p, await task) for p, task in short], reports
+
+
+def check_ends(made: Made, limit: int) -> None:
+    """Every response is whole: it ends with the end token or at the limit, and nowhere else."""
+    for _, one in made:
+        assert len(one.token_ids) == len(one.logprobs) == len(one.versions)
+        assert END not in one.token_ids[:-1]
+        assert (one.finish_reason == "stop") == (one.token_ids[-1] == END)
+        assert len(one.token_ids) == limit or (one.finish_reason == "stop" and len(one.token_ids) < limit)
+        assert (np.diff(one.versions) >= 0).all()
+
+
+@pytest.mark.parametrize("in_flight", ["recompute", "abort"])
+def test_every_token_is_of_its_version(versions: Versions, in_flight: InFlight) -> None:
+    first = versions.pair.version
+    long, short, reports = versions.pair.run(through_three_loads(versions, in_flight))
+    check_ends(long, LONG.max_new_tokens)
+    check_ends(short, SHORT.max_new_tokens)
+    spans = [len(set(one.versions.tolist())) for _, one in long]
+    assert max(spans) == LOADS + 1, "no response was under way through all three loads"
+    for prompt, one in long + short:
+        assert versions.gaps(prompt, one).max() < TOLERANCE_NATS
+    resumed = [one.resumed for _, one in long]
+    assert resumed == ([span - 1 for span in spans] if in_flight == "abort" else [0] * len(long))
+    # The reports agree with the responses: those in flight at a load, and their tokens up to then.
+    for load, report in enumerate(reports):
+        before = [int((one.versions <= first + load).sum()) for _, one in long + short]
+        crossed = [n for n, (_, one) in zip(before, long + short, strict=True) if 0 < n < len(one.token_ids)]
+        if in_flight == "abort":
+            assert len(crossed) == report.requests_in_flight
+            assert sum(crossed) == report.tokens_kept
+        else:  # a token may still be on its way when it is counted
+            assert len(crossed) >= report.requests_in_flight
+            assert sum(crossed) >= report.tokens_kept
+        assert report.requests_in_flight > 0
+        assert report.pause_seconds > 0
+        assert report.drain_seconds == 0
+
+
+def test_drained_responses_have_one_version(versions: Versions) -> None:
+    first = versions.pair.version
+    long, short, reports = versions.pair.run(through_three_loads(versions, "drain"))
+    check_ends(long, LONG.max_new_tokens)
+    check_ends(short, SHORT.max_new_tokens)
+    for prompt, one in long + short:
+        assert len(set(one.versions.tolist())) == 1
+        assert one.resumed == 0
+        assert versions.gaps(prompt, one).max() < TOLERANCE_NATS
+    assert {one.versions[0] for _, one in long} == {first, first + 1, first + 2}
+    assert [(report.requests_in_flight, report.tokens_kept) for report in reports] == [(0, 0)] * LOADS
+    assert reports[0].drain_seconds > reports[0].pause_seconds > 0
+
+
+def test_kept_keys_and_values_stay_with_the_requests_they_are_of(versions: Versions) -> None:
+    long, short, reports = versions.pair.run(through_three_loads(versions, "keep_cache"))
+    check_ends(long, LONG.max_new_tokens)
+    check_ends(short, SHORT.max_new_tokens)
+    gaps_after = []
+    for prompt, one in long:
+        gaps, before = versions.gaps(prompt, one), one.versions == one.versions[0]
+        assert gaps[before].max() < TOLERANCE_NATS
+        gaps_after += gaps[~before].tolist()
+        assert one.resumed == 0
+    assert np.mean(gaps_after) > 0.01, "old keys and values were made anew"
+    for prompt, one in short:  # the prompts are those of the long responses, whose old blocks are still there
+        own = one.versions == one.versions[0]
+        assert versions.gaps(prompt, one)[own].max() < TOLERANCE_NATS
+    assert all(report.requests_in_flight > 0 for report in reports)
+
+
+@pytest.mark.parametrize("in_flight", ["recompute", "keep_cache", "abort"])
+def test_what_waited_in_a_paused_engine_meets_nothing_old(versions: Versions, in_flight: InFlight) -> None:
+    """The pause outlives the load; requests that had not begun then are wholly of the new weights."""
+
+    async def load_while_paused() -> tuple[list[Generation], float]:
+        pair = versions.pair
+        await asyncio.gather(*begun(pair, PROMPT, SHORT, 1))  # its blocks are in the cache
+        long = begun(pair, PROMPT, LONG, 8)
+        await tokens_later(pair, 40)
+        await pair.engine.pause()
+        before, paused_before = pair.engine.tokens_generated(), pair.engine.paused_seconds()
+        waiting = begun(pair, PROMPT, SHORT, 8)
+        await asyncio.sleep(0.1)
+        await versions.load(in_flight)
+        await asyncio.sleep(0.3)
+        assert pair.engine.tokens_generated() == before
+        await pair.engine.resume()
+        paused = pair.engine.paused_seconds() - paused_before
+        assert all(one.token_ids.size > 0 for one in await asyncio.gather(*long))
+        return await asyncio.gather(*waiting), paused
+
+    made, paused = versions.pair.run(load_while_paused())
+    for one in made:
+        assert (one.versions == versions.pair.version).all()
+        assert versions.gaps(PROMPT, one).max() < TOLERANCE_NATS
+    assert paused > 0.4
+
+
+def test_a_paused_engine_cannot_drain(versions: Versions) -> None:
+    pair = versions.pair
+    update = versions.publisher.publish(pair.version + 1, published_tensors(pair.model))
+    pair.run(pair.engine.pause())
+    with pytest.raises(ValueError, match=r"schedule\.in_flight"):
+        pair.run(pair.engine.load_weights(pair.version + 1, update, "drain"))
+    pair.run(pair.engine.resume())
+    assert pair.gap(pair.generate(SHORT), 1.0) < TOLERANCE_NATS  # nothing was loaded
+
+
+def test_a_stop_string_across_a_cut_ends_the_response(versions: Versions) -> None:
+    """Stop strings of two words: one begins with the last token before the cut often enough."""
+    pair, stop = versions.pair, tuple(f"{digit} w0" for digit in range(3))
+    sampling = Sampling(max_new_tokens=64, stop=stop)
+
+    async def cut() -> list[Generation]:
+        tasks = begun(pair, PROMPT, sampling, 96)
+        await tokens_later(pair, 96 * 2)
+        await versions.load("abort")
+        return await asyncio.gather(*tasks)
+
+    made = pair.run(cut())
+    across = 0
+    for one in made:
+        words = [f"w{token:03d}" for token in one.token_ids if token > END]  # 0 and 1 are special, and no text
+        assert not any(s in " ".join(words[:-1]) for s in stop)
+        assert (one.finish_reason == "stop") == (END in one.token_ids or any(s in " ".join(words) for s in stop))
+        ended_by_string = END not in one.token_ids and one.finish_reason == "stop"
+        across += bool(one.resumed and ended_by_string and one.versions[-2] != one.versions[-1])
+        assert versions.gaps(PROMPT, one).max() < TOLERANCE_NATS
+    assert across > 0, "no stop string lay across the cut"
+
+
+def test_aborted_by_the_caller_a_response_does_not_go_on(versions: Versions) -> None:
+    async def abort_then_load() -> list[Generation]:
+        pair = versions.pair
+        tasks = begun(pair, PROMPT, LONG, 8)
+        await tokens_later(pair, 40)
+        await pair.engine.abort()
+        made = await asyncio.gather(*tasks)
+        await versions.load("abort")
+        return made
+
+    made = versions.pair.run(abort_then_load())
+    assert any(one.finish_reason == "abort" for one in made)
+    assert all(one.resumed == 0 for one in made)
+
+
+def test_a_cancelled_request_leaves_the_engine(versions: Versions) -> None:
+    async def cancel() -> tuple[int, int]:
+        pair = versions.pair
+        tasks = begun(pair, PROMPT, LONG, 8)
+        await tokens_later(pair, 40)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        before = pair.engine.tokens_generated()
+        await asyncio.sleep(0.3)
+        assert not pair.engine._llm.output_processor.has_unfinished_requests()
+        return before, pair.engine.tokens_generated()
+
+    before, after = versions.pair.run(cancel())
+    assert before == after
