@@ -68,7 +68,7 @@ class Outcome:
 
     seconds_per_step: float
     tokens_per_second: float  # response tokens trained on
-    trainer_wait_seconds: float  # per step
+    trainer_wait_seconds: float  # per step, for groups or for engines to drain
     engine_idle_seconds: float  # per step, with nothing to decode; mean over engines
     engine_paused_seconds: float  # per step, standing still for weights or for the trainer; mean over engines
     staleness: dict[int, float]  # share of trained tokens that are so many versions old
@@ -203,7 +203,8 @@ class Simulation:
                         tokens += made
             trained += [group.name for group in batch]
             self._train(batch)
-            self._sync()
+            drain_seconds = self._sync()
+            waited += drain_seconds if settle <= step < settle + steps else 0.0
             marks.append((self.clock, self._mean("idle_seconds"), self._mean("paused_seconds")))
         assert self.admission.outstanding == 0
         seconds, idle, paused = (
@@ -281,12 +282,14 @@ class Simulation:
         seconds = self.costs.train_fixed_seconds + tokens * self.costs.train_token_seconds / self.plan.trainers
         self._pass(seconds + self.costs.switch_seconds, paused=self.plan.pause_while_training)
 
-    def _sync(self) -> None:
+    def _sync(self) -> float:
+        """Bring the weights over; returns the seconds waited until responses under way had ended."""
+        began = self.clock
         if self.plan.in_flight == "drain":
             self._each(is_held=True)
             while any(engine.running for engine in self.engines):
                 self._do_next_event()
-        stands_still = self.plan.pause_while_training
+        waited, stands_still = self.clock - began, self.plan.pause_while_training
         self._pass(self.costs.sync_seconds - self.costs.pause_seconds, paused=stands_still)
         self._pass(self.costs.pause_seconds, paused=True)
         self.version += 1
@@ -294,3 +297,4 @@ class Simulation:
             engine.load_weights(self.version, recompute=self.plan.in_flight in ("recompute", "abort"))
         self._each(is_held=False)
         self.admission.trained(self.version)
+        return waited

@@ -63,6 +63,7 @@ def test_drain_lets_responses_end_before_the_weights_come() -> None:
     found = simulate(max_staleness=1, in_flight="drain")
     assert found.seconds_per_step == pytest.approx(max(GENERATE, 0.3) + 0.1)
     assert found.staleness == {0: 0.0, 1: pytest.approx(1.0)}
+    assert found.trainer_wait_seconds == pytest.approx(GENERATE - 0.3)
 
 
 def test_shared_devices_take_turns() -> None:
