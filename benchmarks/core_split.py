@@ -23,6 +23,7 @@ from orchestration.cores import bind_to
 from orchestration.devices import environment_for_trainer
 from orchestration.launch import join_ranks
 
+IDS = 4, 16  # token ids that every model has
 MARK = "core_split "  # begins the lines that are meant for the parent; vLLM prints too
 
 
@@ -55,7 +56,8 @@ def work(phase: Callable[[], int], seconds: float) -> float:
     parent. A phase more is begun, so that the other side is not left alone before its time is over."""
     phase()
     print(f"{MARK}ready", flush=True)
-    sys.stdin.readline()
+    if not sys.stdin.readline():
+        raise SystemExit("the parent is gone")
     began, tokens, rate = time.perf_counter(), 0, 0.0
     while time.perf_counter() - began < seconds or not rate:
         tokens += phase()
@@ -70,7 +72,7 @@ def generate(options: argparse.Namespace) -> float:
     from rollouts.sampling import Sampling
 
     sampling = Sampling(max_new_tokens=options.new_tokens, seeded=False)
-    prompts = np.random.default_rng(0).integers(4, 64, (options.sequences, options.prompt_tokens))
+    prompts = np.random.default_rng(0).integers(*IDS, (options.sequences, options.prompt_tokens))
     engine = VLLMEngine(
         options.model,
         dtype=options.dtype,
@@ -104,8 +106,8 @@ def train(options: argparse.Namespace) -> float:
     draw, new = np.random.default_rng(0), options.new_tokens
     trajectories = [
         Trajectory(
-            Prompt(f"{i}", []), f"{i}", 0, draw.integers(4, 64, options.prompt_tokens).astype(np.int32),
-            token_ids=draw.integers(4, 64, new).astype(np.int32), behavior_logprobs=np.full(new, -4, np.float32),
+            Prompt(f"{i}", []), f"{i}", 0, draw.integers(*IDS, options.prompt_tokens).astype(np.int32),
+            token_ids=draw.integers(*IDS, new).astype(np.int32), behavior_logprobs=np.full(new, -4, np.float32),
             versions=np.zeros(new, np.int32), is_action=np.ones(new, np.bool_), turn=np.zeros(new, np.int32),
         )
         for i in range(options.sequences)
