@@ -19,7 +19,8 @@ from typing import Any
 
 import psutil
 
-from rollouts.engine import VLLMEngine, cpu_environment
+from rollouts.engine import VLLMEngine
+from rollouts.engine_settings import cpu_environment
 from rollouts.sampling import Sampling
 
 SUBJECTS = ("bare", "bare_logprobs", "ours", "ours_seeded")

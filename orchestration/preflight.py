@@ -184,7 +184,7 @@ def check_rollouts(config: RLConfig | EvalConfig) -> None:
     if isinstance(config, RLConfig):
         find_environment(config.rollout.environment)
     if block.engine:
-        from rollouts.engine import check_arguments  # imports vLLM: seconds
+        from rollouts.engine_settings import check_arguments  # imports vLLM: seconds
 
         check_arguments(block.engine)
 

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from rollouts.engine import VLLMEngine, changed_environment
+from rollouts.engine import VLLMEngine
+from rollouts.engine_settings import changed_environment
 
 
 def test_users_arguments_win() -> None:
