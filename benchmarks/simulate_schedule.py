@@ -23,7 +23,6 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 from benchmarks.schedule_calibration import Calibration, Measured, calibrate, measure, plan_of
 from benchmarks.schedule_model import Costs, Outcome, Plan, Simulation, Work, log_normal
@@ -56,15 +55,17 @@ MODES = ("sync", "overlap", "drain", "shared", "partial")
 SHARED = ("shared", "partial")
 
 
-def plans(mode: str, devices: int, staleness: int, in_flight: Any) -> list[Plan]:
+def plans(mode: str, options: argparse.Namespace) -> list[Plan]:
     """What a mode can do with so many devices: every split, or all of them for both sides in turn."""
+    devices = options.devices
     splits = [(devices, devices)] if mode in SHARED else [(n, devices - n) for n in range(1, devices)]
     return [
         Plan(
             generators=generators,
             trainers=trainers,
-            max_staleness=0 if mode in ("sync", "shared") else staleness,
-            in_flight="drain" if mode == "drain" else in_flight,
+            max_staleness=0 if mode in ("sync", "shared") else options.staleness,
+            in_flight="drain" if mode == "drain" else options.in_flight,
+            over_issue=options.over_issue,
             pause_while_training=mode == "partial",
         )
         for generators, trainers in splits
@@ -78,7 +79,7 @@ def simulate(calibration: Calibration, mode: str, plan: Plan, steps: int, seed: 
 
 def all_outcomes(calibration: Calibration, options: argparse.Namespace) -> Iterator[tuple[str, Plan, Outcome]]:
     for mode in MODES:
-        for plan in plans(mode, options.devices, options.staleness, options.in_flight):
+        for plan in plans(mode, options):
             yield mode, plan, simulate(calibration, mode, plan, options.steps, options.seed)
 
 
@@ -172,6 +173,8 @@ def draw_figure(
             title=f"Age of trained tokens, overlap {best.generators}:{best.trainers}",
             xlabel="policy versions",
             ylabel="share",
+            ylim=(0, 1.3),
+            yticks=(0, 0.25, 0.5, 0.75, 1),
         )
         right.legend(frameon=False, fontsize=8)
         text = StringIO()
@@ -190,6 +193,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     plan.add_argument("--staleness", type=int, default=1, help="schedule.max_staleness (1)")
     in_flight = ("recompute", "keep_cache", "abort")
     plan.add_argument("--in-flight", choices=in_flight, default="recompute", help="schedule.in_flight (recompute)")
+    plan.add_argument("--over-issue", type=float, metavar="BATCHES", help="schedule.over_issue (max_staleness)")
     plan.add_argument("--steps", type=int, default=20, help="steps counted (20)")
     plan.add_argument("--seed", type=int, default=0, help="of the lengths (0)")
     work = parser.add_argument_group("the work, unless calibrated")
