@@ -1,6 +1,7 @@
 """Supervised and preference learning of a language model: python main_sl.py --config configs/sft.yaml (--help explains).
 
-One process, or one per rank: torchrun --nproc_per_node 2 main_sl.py --config configs/sft.yaml
+One process, or one per rank: torchrun --nproc_per_node 2 main_sl.py --config configs/sft.yaml, or deepspeed --num_gpus 2
+main_sl.py --config configs/sft.yaml.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import sys
 from typing import TYPE_CHECKING
 
 # Before torch is imported: threads that sleep while they wait, and no more of them than this rank's share of the cores.
-_CORES = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+# torchrun tells how many ranks this machine has as LOCAL_WORLD_SIZE, deepspeed as LOCAL_SIZE.
+_RANKS = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or "1")
+_CORES = len(os.sched_getaffinity(0)) // _RANKS
 os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _CORES)))
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

@@ -106,7 +106,9 @@ def _made_run_directory(config: Any) -> RunDirectory:
     try:
         if not is_first_rank():
             return RunDirectory.made_by_first_rank(run_directory(config))
-        return RunDirectory.create(run_directory(config), to_yaml(config), seeds={"run": config.run.seed})
+        run = RunDirectory.create(run_directory(config), to_yaml(config), seeds={"run": config.run.seed})
+        run.hold()
+        return run
     except (ValueError, OSError) as error:
         raise ConfigError(f"run.dir: {error}") from error
 
@@ -127,6 +129,10 @@ def _took_up_what_is_done(config: Any, checked: Any, directory: RunDirectory) ->
     steps = checked.steps if isinstance(config, SLConfig) else config.train.steps
     step = DriverState.read(directory.resumed_from).step
     if is_first_rank():
+        try:
+            directory.hold()
+        except ValueError as error:
+            raise ConfigError(f"--resume: {error}") from error
         for warning in take_up(directory, config):
             print(f"warning: {warning}", file=sys.stderr)
         if step >= steps:
@@ -184,6 +190,10 @@ def _parser(program: str, schema: type[Config], example: str) -> argparse.Argume
             "--resume", nargs="?", const="", metavar="FOLDER",
             help="go on from the newest checkpoint of the run in run.dir/run.name, or of the one in FOLDER",
         )  # fmt: skip
+    if schema is SLConfig:
+        parser.add_argument(
+            "--local_rank", help=argparse.SUPPRESS
+        )  # the deepspeed launcher gives it, beside LOCAL_RANK
     parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
     return parser
 

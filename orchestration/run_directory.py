@@ -6,6 +6,7 @@ exception is metrics.jsonl, which grows by whole lines; readers leave out a last
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -25,6 +26,7 @@ CONFIG, ENVIRONMENT, METRICS_FILE, REPORT = "config.yaml", "environment.json", "
 SAMPLES, LOGS, CHECKPOINTS = "samples", "logs", "checkpoints"
 FIRST_RANK_SECONDS = 600  # it may be tokenising its data still
 RESUME = "resume"  # folder in a checkpoint: what a resumed run needs, see orchestration/resume.py
+LOCK = ".lock"
 REMOVED_RESUME = ".resume.removing"
 MARKER = "checkpoint.json"  # in every finished checkpoint: which run made it, at which step
 
@@ -91,6 +93,17 @@ class RunDirectory:
         if not file.is_file():
             raise ValueError(f"{path} holds no run ({ENVIRONMENT} is missing)")
         return cls(path, run_id=json.loads(file.read_text(encoding="utf-8"))["run_id"])
+
+    def hold(self) -> None:
+        """Keep other processes from writing here for the life of this one: ranks may outlive a launcher that was killed.
+
+        Raises: ValueError when another process holds it.
+        """
+        self._lock = open(self.path / LOCK, "wb")  # noqa: SIM115 the kernel lets go when the process ends
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(f"{self.path} is still being written by a process of this run; end it first") from error
 
     @property
     def report_path(self) -> Path:

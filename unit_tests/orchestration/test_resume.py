@@ -32,7 +32,7 @@ from unit_tests.orchestration.resume_rank import CASES, SAVED_AFTER, STEPS
 from unit_tests.tiny_model import write_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
-SL_STEPS, EVERY = 24, 5
+SL_STEPS, EVERY = 90, 15
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def jobs(tmp_path_factory):
             "data": {"sources": [{"file": f"{name}.jsonl"}], "split_by": "row", "max_tokens": 64},
             "algorithm": {"name": name},
             "train": {"batch_size": 5, "steps": SL_STEPS, "learning_rate": 0.003, "schedule": "cosine"},
-            "eval": {"every": 4},
+            "eval": {"every": 10},
             "checkpoint": {"every": EVERY},
         }
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(config))
