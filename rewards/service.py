@@ -46,7 +46,8 @@ class ScoringService:
         self._names = ", ".join(part.function for part in reward.parts)
         self._places: asyncio.Queue[_Slot] = asyncio.Queue()  # a slot is in it as often as it has room
         self._slots = [_Slot() for _ in range(reward.workers)]
-        # For those that were in a process with others when it was lost: here nobody else can be to blame.
+        # For those that were in a process with others when it was lost, or whose process died: here nobody else can be to
+        # blame, and a process that something outside has killed will hardly be killed twice.
         self._alone, self._alone_turn = _Slot(), asyncio.Lock()
         self._has_group_part = False
         self._closed = False
@@ -125,7 +126,7 @@ class ScoringService:
         try:
             return await self._score_in(slot, subject)
         except _Lost as lost:
-            if not lost.in_company or self._closed:
+            if not lost.is_worth_another or self._closed:
                 return Score(None, error=str(lost), seconds=lost.seconds)
         finally:
             self._places.put_nowait(slot)
@@ -164,10 +165,10 @@ class _Slot:
 class _Lost(Exception):
     """The scoring process did not answer; it must be replaced."""
 
-    def __init__(self, message: str, seconds: float, in_company: bool) -> None:
+    def __init__(self, message: str, seconds: float, is_worth_another: bool) -> None:
         super().__init__(message)
         self.seconds = seconds
-        self.in_company = in_company  # other trajectories were in the process: which one is to blame is not known
+        self.is_worth_another = is_worth_another  # it is not known that this trajectory is to blame
 
 
 class _Process:
@@ -218,7 +219,7 @@ class _Process:
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             return Score(None, error=f"{self.names}: the trajectory cannot be sent to the scoring process: {error}")
         if self.is_lost:
-            raise _Lost(f"{self.names}: its process is gone", 0.0, in_company=True)
+            raise _Lost(f"{self.names}: its process is gone", 0.0, is_worth_another=True)
         answer = self._open[number] = asyncio.get_running_loop().create_future()
         sent = time.monotonic()
         self._writer.write(LENGTH.pack(len(message)) + message)
@@ -247,13 +248,14 @@ class _Process:
             del self._open[number]
             self._started.pop(number, None)
 
-    async def lose(self, message: str, seconds: float = 0.0) -> None:
-        """Kill it and everything it started, and tell all who wait for it. Returns when it is gone."""
+    async def lose(self, message: str, seconds: float = 0.0, died: bool = False) -> None:
+        """Kill it and everything it started, and tell all who wait for it. Returns when it is gone. died: by itself, or
+        killed by somebody else."""
         self.is_lost = True
-        in_company = len(self._open) > 1
+        is_worth_another = died or len(self._open) > 1
         for answer in self._open.values():
             if not answer.done():
-                answer.set_exception(_Lost(message, seconds, in_company))
+                answer.set_exception(_Lost(message, seconds, is_worth_another))
         with contextlib.suppress(ProcessLookupError, PermissionError):  # it is gone already
             os.killpg(self.popen.pid, signal.SIGKILL)
         if hasattr(self, "_writer"):
@@ -274,7 +276,7 @@ class _Process:
                     self._open[number].set_result(score)
         except (EOFError, OSError):
             if not self.is_lost:
-                await self.lose(f"{self.names}: its process died ({await self._how_it_ended()})")
+                await self.lose(f"{self.names}: its process died ({await self._how_it_ended()})", died=True)
 
     async def _message(self) -> Any:
         """The next message. Raises EOFError (IncompleteReadError is one) or OSError when the process is gone."""

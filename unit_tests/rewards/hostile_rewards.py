@@ -25,6 +25,11 @@ def good(folder: str) -> float:
     return 0.5
 
 
+def slow_good(folder: str) -> float:
+    time.sleep(2.0)
+    return 0.5
+
+
 def parts(folder: str) -> dict[str, Any]:
     return {"right": True, "short": np.float32(0.25)}
 
