@@ -68,6 +68,11 @@ class EngineHandle:
         return self.state != "starting"
 
     @property
+    def is_in_use(self) -> bool:
+        """It has had weights before: it is not a new one on its way."""
+        return self.state in ("usable", "refused")
+
+    @property
     def responses_under_way(self) -> int:
         return sum(one.asking.samples for one in self.outstanding.values())
 

@@ -161,7 +161,8 @@ class Watch:
 
     def end(self, member: Member) -> None:
         """End an actor and its children, and watch it no more. It does not have to cooperate."""
-        self._members.pop(member.actor._actor_id, None)
+        if self._members.pop(member.actor._actor_id, None) is None:
+            return  # it was ended before
         ray.kill(member.actor)
         if member.beat is not None:
             end_group(member.beat.pid, member.beat.node)
