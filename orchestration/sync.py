@@ -2,14 +2,185 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ray
+
 from configs.schema import RLConfig
+from configs.sync import SyncMethod
 from orchestration.frozen import frozen_columns
 from orchestration.metrics import Tally
 from orchestration.probe import compare, tolerance_for
 from orchestration.rollout_group import RolloutGroup
 from orchestration.trainer_actor import TrainerGroup
+from rollouts.engine import WeightLoadError
 from rollouts.records import Prompt
 from rollouts.sampling import Sampling
+from rollouts.transfer_group import TransferFailed
+
+FALL_BACK: dict[SyncMethod, SyncMethod] = {"nccl": "direct", "direct": "disk"}
+JOIN_SECONDS = 120.0  # for a group to come together; NCCL's first connection between machines takes tens of seconds
+JOINING, SENDING, LOADING = "joining the weight group", "broadcasting weights", "loading broadcast weights"
+FAILURES = (WeightLoadError, TransferFailed, OSError, ValueError)
+
+
+class SyncError(RuntimeError):
+    """The engines could not be brought to the trainer's weights."""
+
+
+def ray_get(futures: list[Any], doing: str) -> list[Any]:
+    """Wait without a watchdog."""
+    return ray.get(futures)
+
+
+class WeightSync:
+    """Brings engines to the trainer's weights, version after version, by the configured method or the next that works.
+
+    With nccl the engines and trainer rank 0 are in a group, which is made anew whenever the engines are others than before.
+    """
+
+    def __init__(
+        self,
+        config: RLConfig,
+        trainers: TrainerGroup,
+        rollouts: RolloutGroup,
+        warn: Callable[[str], None],
+        get: Callable[[list[Any], str], list[Any]] = ray_get,
+    ) -> None:
+        """warn: shows a sentence to the user. get(futures, doing): waits for actors; the watchdog's."""
+        self.config, self.trainers, self.rollouts = config, trainers, rollouts
+        self.warn, self.get = warn, get
+        self.method: SyncMethod = config.sync.method
+        self._connected: list[Any] = []  # the engines' actors in the group
+        self._version: int | None = None  # pushed last
+        self._notice: dict[str, Any] | None = None  # of that push, when it was a file
+
+    def connect(self) -> None:
+        """Make the group that nccl needs, and find out whether it can be made; for other methods there is nothing to do.
+
+        Raises SyncError: as `push`.
+        """
+        self._until_it_works(self._connect_all, Tally())
+
+    def push(self, version: int) -> Tally:
+        """Publish the trainer's weights as `version` and load them into all engines; all of them hold it afterwards.
+
+        Raises SyncError: it failed, in overlap mode or by every method that was left.
+        """
+        tally = Tally()
+        self._until_it_works(lambda: self._push(version, tally), tally)
+        return tally
+
+    def load_current(self, actor: Any) -> bool:
+        """Bring an engine that was started again to the version pushed last; without one, it starts from the right weights.
+
+        False: that version is nowhere any more (nccl, after a training step began); the next `push` brings it.
+        Raises WeightLoadError, TransferFailed: the engine could not take it.
+        """
+        version, notice = self._version, self._notice
+        if version is None:
+            return True
+        if notice is not None:
+            self.get([actor.load_weights.remote(version, notice)], "loading weights into a new engine")
+            return True
+        if self.trainers.weights_moved:
+            return False
+        self._connect([actor])  # the next push makes the group of all
+        self._broadcast(version, lambda update: self.get([actor.load_weights.remote(version, update)], LOADING))
+        return True
+
+    def prove(self, version: int, prompts: list[Prompt], sampling: Sampling) -> Tally:
+        """As the function `prove`."""
+        return prove(self.trainers, self.rollouts, version, prompts, sampling, self.config)
+
+    def _push(self, version: int, tally: Tally) -> None:
+        self._connect_all()
+        started = time.monotonic()
+        if self.method == "nccl":
+            notice = None
+            sent, reports = self._broadcast(version, lambda update: self.rollouts.load_weights(version, update))
+            publish_seconds = sent["seconds"]
+        else:
+            publishing = self.trainers.begin_publish(version, self.method)
+            sent = notice = self.get(publishing, f"publishing version {version}")[0]
+            publish_seconds = time.monotonic() - started
+            reports = self.rollouts.load_weights(version, notice)
+        seconds = time.monotonic() - started
+        self._version, self._notice = version, notice
+        tally.total("sync/bytes", sent["size_bytes"])
+        tally.total("sync/publish_seconds", publish_seconds)
+        tally.maximum("sync/pause_seconds", max(report.pause_seconds for report in reports))
+        tally.add("sync/gigabytes_per_second", sent["size_bytes"] / 1e9, seconds)
+
+    def _broadcast(self, version: int, load: Callable[[dict[str, Any]], list[Any]]) -> tuple[dict[str, Any], list[Any]]:
+        """Trainers send while engines receive. Returns what the sender says and what `load` returns."""
+        sending = self.trainers.begin_publish(version, "nccl")
+        try:
+            reports = load({"version": version})
+        except WeightLoadError as error:
+            try:
+                self.get(sending, SENDING)
+            except TransferFailed as sender:
+                raise TransferFailed(f"{message_of(error)}; the sender: {message_of(sender)}") from error
+            raise
+        return self.get(sending, SENDING)[0], reports
+
+    def _connect_all(self) -> None:
+        if self.method == "nccl" and self._connected != self.rollouts.actors:
+            self._connect(list(self.rollouts.actors))
+
+    def _connect(self, actors: list[Any]) -> None:
+        """A new group of trainer rank 0 and these engines. Raises TransferFailed, WeightLoadError."""
+        self._connected = []
+        first, workers = self.trainers.actors[0], self.config.rollout.tensor_parallel_size
+        (offer,) = self.get([first.offer_transfer.remote(self.config.sync.bucket_mib)], JOINING)
+        size = 1 + workers * len(actors)
+        timeout_seconds = self.config.failures.stall_seconds / 2  # before the watchdog takes those who wait for lost
+        join_seconds = min(JOIN_SECONDS, timeout_seconds)
+        told = {**offer, "size": size, "timeout_seconds": timeout_seconds, "join_seconds": join_seconds}
+        joining = [first.join_transfer.remote(offer, size, timeout_seconds, join_seconds)]
+        joining += [a.join_transfer.remote({**told, "first_rank": 1 + workers * i}) for i, a in enumerate(actors)]
+        self.get(joining, JOINING)
+        self._connected = actors
+
+    def _until_it_works(self, attempt: Callable[[], None], tally: Tally) -> None:
+        """Also when it works at once, sync/fallbacks is counted. Raises SyncError."""
+        fallbacks = 0
+        while True:
+            members = self._connected
+            try:
+                attempt()
+                break
+            except FAILURES as error:
+                self._connected = []
+                if self.method == "nccl" and members and members != self.rollouts.actors:
+                    continue  # an engine was lost, and the group with it; the others are as good as before
+                self._fall_back(error)
+                fallbacks += 1
+        tally.total("sync/fallbacks", fallbacks)
+
+    def _fall_back(self, error: Exception) -> None:
+        """Go on with the next method. Raises SyncError: there is none, or the run is in overlap mode."""
+        failed, following = self.method, FALL_BACK.get(self.method)
+        why = f"sync.method {failed} failed: {message_of(error)}"
+        if following is None:
+            raise SyncError(
+                f"{why}. No method is left; is there room in run.dir, and do all machines see it?"
+            ) from error
+        if self.config.schedule.mode == "overlap":
+            raise SyncError(
+                f"{why}. In overlap mode a run does not go on with a slower method by itself; set sync.method: {following} "
+                "or schedule.mode: sync"
+            ) from error
+        self.warn(f"{why}. The run goes on with {following}, which is slower; see docs/WEIGHT_SYNC.md")
+        self.method = following
+
+
+def message_of(error: Exception) -> str:
+    """What was said where it was raised: Ray adds the remote traceback."""
+    return str(getattr(error, "cause", error))
 
 
 def synchronise(trainers: TrainerGroup, rollouts: RolloutGroup, version: int) -> None:

@@ -1,14 +1,16 @@
-"""Inside vLLM's workers: new weights are read from one memory-mapped file, checked and loaded, or refused.
+"""Inside vLLM's workers: new weights are taken from a memory-mapped file or from a broadcast, checked and loaded, or refused.
 
-Two backends of vLLM's weight-transfer interface share this code: `direct` (the file lies in shared memory) and `disk`.
-`ReceiverExtension` is given to vLLM as `worker_extension_cls`: it makes workers import this module, which registers both.
-An update holds a whole model, or an adapter for an engine that was started with room for one.
+One receiver, which vLLM knows as the weight-transfer backend "feynrl", takes every method's updates, so that a job can fall
+back from one method to another. `ReceiverExtension` is given to vLLM as `worker_extension_cls`: it makes workers import this
+module, which registers the receiver. An update holds a whole model, or an adapter for an engine that was started with room for one.
 """
 
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -31,15 +33,32 @@ from vllm.model_executor.model_loader.reload.layerwise import (
 )
 
 from rollouts.adapter_receiver import activate, adapter_request, checked_adapter
+from rollouts.transfer_group import TransferFailed, TransferGroup
+from rollouts.weight_stream import Bucket, received
 
 logger = init_logger(__name__)
 
-BACKENDS = ("direct", "disk")
+BACKEND = "feynrl"
 
 
 @dataclass
-class NoInit(WeightTransferInitInfo):
-    """A file needs no rendezvous."""
+class JoinGroup(WeightTransferInitInfo):
+    """What `orchestration.sync.WeightSync.connect` tells the engines of a broadcast group; files need no rendezvous."""
+
+    host: str
+    port: int
+    backend: str  # "gloo" or "nccl"
+    first_rank: int  # of this engine's workers
+    size: int  # members of the group, the trainer's one included
+    timeout_seconds: float
+    join_seconds: float
+
+
+@dataclass
+class BroadcastUpdate(WeightTransferUpdateInfo):
+    """A version that trainer rank 0 is about to broadcast."""
+
+    version: int
 
 
 @dataclass
@@ -57,10 +76,14 @@ class FileUpdate(WeightTransferUpdateInfo):
     adapter: dict[str, Any] | None = None  # PEFT's configuration when the tensors are an adapter's
 
 
-class FileWeightReceiver(WeightTransferEngine[NoInit, FileUpdate]):
-    """One worker's receiving side. A whole update arrives in one call, so start and finish have nothing to do."""
+class WeightReceiver(WeightTransferEngine[JoinGroup, FileUpdate]):
+    """One worker's receiving side. A whole update arrives in one call, so start and finish have nothing to do.
 
-    init_info_cls = NoInit
+    Failures are not raised to vLLM: of several workers' errors it reads one, and takes the others for the answers to its
+    next calls. They are left in `failure`; the engine asks every worker, through `ReceiverExtension.weight_failure`.
+    """
+
+    init_info_cls = JoinGroup
     update_info_cls = FileUpdate
 
     def __init__(self, *arguments: Any) -> None:
@@ -68,9 +91,19 @@ class FileWeightReceiver(WeightTransferEngine[NoInit, FileUpdate]):
         self.tied = tied_heads(self.model)
         self.failure: str | None = None
         self.adapter: LoRAModel | None = None  # checked, to be activated
+        self.group: TransferGroup | None = None
 
-    def init_transfer_engine(self, init_info: NoInit) -> None:
-        pass
+    def init_transfer_engine(self, init_info: JoinGroup) -> None:
+        """Join a broadcast group in place of the one before."""
+        self.shutdown()
+        told = asdict(init_info)
+        rank = told.pop("first_rank") + self.parallel_config.rank
+        try:
+            self.group = TransferGroup(**told, rank=rank, device=self.device)
+            self.failure = None
+        except TransferFailed as error:
+            logger.exception("weight group not joined")
+            self.failure = f"{type(error).__name__}: {error}"
 
     def start_weight_update(self) -> None:
         pass
@@ -79,45 +112,67 @@ class FileWeightReceiver(WeightTransferEngine[NoInit, FileUpdate]):
         pass
 
     def shutdown(self) -> None:
-        pass
+        """Leave the broadcast group."""
+        if self.group is not None:
+            self.group.close()
+            self.group = None
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load a version, or leave the reason why not in `failure`.
-
-        A failure is not raised here: of several workers' errors vLLM reads one, and takes the others for the answers
-        to its next calls. The engine asks every worker, through `ReceiverExtension.weight_update_failure`.
-        """
+        """Load a version, or leave the reason why not in `failure`."""
         try:
-            update = self.parse_update_info(update_info)
-            if update.adapter is not None:
-                self.adapter = checked_adapter(self.model, read_tensors(update), update.adapter)
-            elif hasattr(self.model, "lora_manager"):
-                raise ValueError("a whole model came to an engine that takes adapters")
-            else:
-                self.receive_weights(update)
+            self.take(self.buckets(update_info))
             if self.device.type != "cpu":
                 torch.accelerator.synchronize()
             self.failure = None
         except Exception as error:
             logger.exception("weight update refused")
             self.failure = f"{type(error).__name__}: {error}"
+            self.shutdown()  # a sender in the middle of a broadcast sees that
 
     def receive_weights(self, update_info: FileUpdate) -> None:
-        """Check the bytes, load them, check that nothing was left out.
+        raise AssertionError("update_weights does not call it")
 
-        Raises ValueError: the file is not what the sender described (the model is untouched then), or the tensors do
-        not make up this model (the model is then a mixture and must not generate; a later whole update mends it).
+    def buckets(self, update_info: dict[str, Any]) -> Iterator[Bucket]:
+        """The update's tensors, in one bucket or many."""
+        if "path" in update_info:
+            update = self.parse_update_info(update_info)
+            yield Bucket(read_tensors(update), update.adapter)
+            return
+        if self.group is None:
+            raise TransferFailed("this worker is in no weight group")
+        yield from received(self.group, BroadcastUpdate(**update_info).version)
+
+    def take(self, buckets: Iterator[Bucket]) -> None:
+        """Load a whole model, or keep a checked adapter for `ReceiverExtension.activate_adapter`. Raises ValueError."""
+        first = next(buckets)
+        if first.adapter is not None:
+            named = [pair for bucket in chain([first], buckets) for pair in bucket.tensors]
+            self.adapter = checked_adapter(self.model, named, first.adapter)
+        elif hasattr(self.model, "lora_manager"):
+            raise ValueError("a whole model came to an engine that takes adapters")
+        else:
+            self.load(bucket.tensors for bucket in chain([first], buckets))
+
+    def load(self, parts: Iterable[list[tuple[str, Tensor]]]) -> None:
+        """Load the tensors, check that nothing was left out.
+
+        Raises what `parts` raises, and ValueError: the tensors do not make up this model. The model is then a mixture
+        and must not generate; a later whole update mends it. What `parts` raises first leaves the model untouched.
         """
-        named = read_tensors(update_info)
+        names: set[str] = set()
         initialize_layerwise_reload(self.model)
         try:
-            self.model.load_weights(named)
+            for named in parts:
+                if twice := names & {name for name, _ in named}:
+                    raise ValueError(f"{min(twice)} was sent twice")
+                names |= {name for name, _ in named}
+                self.model.load_weights(named)
             incomplete = incomplete_layers(self.model, except_heads={id(head) for head, _ in self.tied})
         finally:
             finalize_layerwise_reload(self.model, self.model_config)
             self.repack_tied_heads()
         if incomplete:
-            raise ValueError(f"{len(named)} tensors came, but these layers lack elements: {', '.join(incomplete)}")
+            raise ValueError(f"{len(names)} tensors came, but these layers lack elements: {', '.join(incomplete)}")
 
     def repack_tied_heads(self) -> None:
         """Give a language-model head that shares its weight with the embedding the new weight.
@@ -187,11 +242,11 @@ def incomplete_layers(model: nn.Module, except_heads: set[int]) -> list[str]:
 class ReceiverExtension:
     """Mixed into vLLM's worker class."""
 
-    weight_transfer_engine: FileWeightReceiver  # vLLM's own attributes
+    weight_transfer_engine: WeightReceiver  # vLLM's own attributes
     model_runner: Any
 
-    def weight_update_failure(self) -> str | None:
-        """Why this worker refused the last update; None when it took it."""
+    def weight_failure(self) -> str | None:
+        """Why this worker refused the last update, or could not join the last group; None when it did."""
         return self.weight_transfer_engine.failure
 
     def begin_adapter(self, rank: int) -> None:
@@ -206,5 +261,4 @@ class ReceiverExtension:
         receiver.adapter = None
 
 
-for backend in BACKENDS:
-    WeightTransferEngineFactory.register_engine(backend, FileWeightReceiver)
+WeightTransferEngineFactory.register_engine(BACKEND, WeightReceiver)

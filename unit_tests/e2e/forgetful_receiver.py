@@ -3,10 +3,10 @@ catch."""
 
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-from rollouts.weight_receiver import FileWeightReceiver, ReceiverExtension
+from rollouts.weight_receiver import WeightReceiver, ReceiverExtension
 
 
-class ForgetfulReceiver(FileWeightReceiver):
+class ForgetfulReceiver(WeightReceiver):
     forgets = False
 
     def repack_tied_heads(self) -> None:

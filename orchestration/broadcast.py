@@ -1,0 +1,142 @@
+"""The sending side of `sync.method: nccl`: trainer rank 0 broadcasts its weights to every worker of every engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import ray
+import torch
+from torch import Tensor
+
+from orchestration.devices import DeviceSpec
+from rollouts.transfer_group import TransferFailed, TransferGroup, listening_socket
+from rollouts.weight_stream import ALIGNMENT_BYTES, BUCKET, END, Header, Placed, checksum, described
+
+MIB = 1024**2
+
+
+class WeightBroadcaster:
+    """Lives on trainer rank 0. `offer` a rendezvous, `join` with those who were told of it, `send` version after version."""
+
+    def __init__(self, device: DeviceSpec, bucket_mib: float) -> None:
+        """bucket_mib: two buckets of this size are kept, one being filled while the other is sent; a tensor that is
+        larger travels alone, and makes its bucket as large as itself."""
+        self.backend = device.backend
+        self.device = torch.device(device.device, torch.cuda.current_device()) if device.device == "cuda" else CPU
+        self.bucket_bytes = int(bucket_mib * MIB)
+        self.group: TransferGroup | None = None
+        self._listening: Any = None
+
+    def offer(self) -> dict[str, Any]:
+        """Begin to listen on a free port; returns what the others must be told to join."""
+        self.close()
+        self._listening = listening_socket()
+        host, port = ray.util.get_node_ip_address(), self._listening.getsockname()[1]
+        return {"host": host, "port": port, "backend": self.backend}
+
+    def join(self, offer: dict[str, Any], size: int, timeout_seconds: float, join_seconds: float) -> None:
+        """Make the group with the `size` - 1 others, as rank 0. Raises TransferFailed: not all came in time."""
+        listening, self._listening = self._listening, None
+        self.group = TransferGroup(
+            **offer, rank=0, size=size, device=self.device, timeout_seconds=timeout_seconds, join_seconds=join_seconds,
+            listening=listening,
+        )  # fmt: skip
+
+    def send(
+        self, version: int, named_tensors: Iterable[tuple[str, Tensor]], adapter: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Broadcast a version to receivers that are waiting for it; arguments as of `WeightPublisher.publish`.
+
+        Returns version, size_bytes, and seconds from the first tensor to the last receiver's end.
+        Raises TransferFailed: a receiver is gone or stands still; the group is then of no more use, and is left.
+        """
+        if self.group is None:
+            raise TransferFailed("there is no group to send to")
+        started = time.monotonic()
+        stream = _Stream(self.group, version, self.bucket_bytes, adapter)
+        try:
+            for name, tensor in named_tensors:
+                stream.add(name, tensor.detach())
+            stream.end()
+        except BaseException:
+            stream.under_way.clear()
+            self.close()
+            raise
+        return {"version": version, "size_bytes": stream.size_bytes, "seconds": time.monotonic() - started}
+
+    def close(self) -> None:
+        """Leave the group, and listen no more."""
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None
+        if self.group is not None:
+            self.group.close()
+            self.group = None
+
+
+CPU = torch.device("cpu")
+
+
+class _Stream:
+    """One version on its way: two buckets, of which one is filled while the other is sent."""
+
+    def __init__(self, group: TransferGroup, version: int, bucket_bytes: int, adapter: dict[str, Any] | None) -> None:
+        self.group, self.version, self.bucket_bytes, self.adapter = group, version, bucket_bytes, adapter
+        self.buffers = [torch.empty(0, dtype=torch.uint8, device=group.device) for _ in range(2)]
+        self.under_way: list[list[tuple[Any, Tensor]]] = [[], []]  # of each buffer: broadcasts, and what they read
+        self.filling = 0
+        self.placed: list[Placed] = []
+        self.filled_bytes = self.filled_elements = 0
+        self.size_bytes = self.tensors = self.elements = 0
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Put a tensor into the bucket, after sending the bucket when it has no room."""
+        if self.placed and self.filled_bytes + tensor.nbytes > self.bucket_bytes:
+            self.flush()
+        if not self.placed:
+            self._make_room(max(tensor.nbytes, self.bucket_bytes) + ALIGNMENT_BYTES)
+        data = tensor.contiguous().reshape(-1).view(torch.uint8)
+        self.buffers[self.filling][self.filled_bytes : self.filled_bytes + len(data)].copy_(data)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        self.placed.append(Placed(name, dtype, list(tensor.shape), self.filled_bytes))
+        self.filled_bytes += -(-len(data) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        self.filled_elements += tensor.numel()
+
+    def flush(self) -> None:
+        """Begin to send the bucket, and turn to the other one."""
+        data, device = self.buffers[self.filling][: self.filled_bytes], self.group.device
+        text = torch.frombuffer(bytearray(described(self.placed, self.adapter)), dtype=torch.uint8)
+        header = self._header(BUCKET, len(text), len(data), checksum(data), len(self.placed), self.filled_elements)
+        parts = [header, text.to(device), data]
+        self.under_way[self.filling] = [(self.group.broadcast(part), part) for part in parts]
+        self.size_bytes += len(data)
+        self.tensors += len(self.placed)
+        self.elements += self.filled_elements
+        self.placed, self.filled_bytes, self.filled_elements = [], 0, 0
+        self.filling = 1 - self.filling
+
+    def end(self) -> None:
+        """Send what is left, say how much there was, and wait until all of it arrived."""
+        if self.placed:
+            self.flush()
+        assert self.tensors, "an update without tensors"
+        last = self._header(END, 0, 0, 0, self.tensors, self.elements)
+        work = self.group.broadcast(last)
+        for i in (self.filling, 1 - self.filling):  # the older one first
+            self._wait(i)
+        self.group.finish(work)
+
+    def _make_room(self, size: int) -> None:
+        self._wait(self.filling)
+        if len(self.buffers[self.filling]) < size:
+            self.buffers[self.filling] = torch.empty(size, dtype=torch.uint8, device=self.group.device)
+
+    def _wait(self, i: int) -> None:
+        for work, _ in self.under_way[i]:
+            self.group.finish(work)
+        self.under_way[i] = []
+
+    def _header(self, kind: int, described: int, data: int, total: int, tensors: int, elements: int) -> Tensor:
+        return Header(kind, self.version, described, data, total, tensors, elements).to_tensor(self.group.device)

@@ -1,0 +1,65 @@
+"""What trainer rank 0 sends weights with: one object for all methods, of which a job uses one, and the next when it falls back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from configs.sync import SyncMethod
+from orchestration.broadcast import WeightBroadcaster
+from orchestration.devices import DeviceSpec
+from orchestration.weight_sync import WeightPublisher
+from rollouts.transfer_group import TransferFailed
+
+
+class WeightSender:
+    """Lives on trainer rank 0; one per run."""
+
+    def __init__(self, method: SyncMethod, folder: Path, device: DeviceSpec) -> None:
+        """method: used when none is named. folder: of `disk`."""
+        self.method, self.folder, self.device = method, folder, device
+        self.publisher: WeightPublisher | None = None
+        self.broadcast: WeightBroadcaster | None = None
+        if method != "nccl":
+            self._use_file(method)
+
+    def publish(
+        self,
+        version: int,
+        named_tensors: Iterable[tuple[str, Tensor]],
+        adapter: dict[str, Any] | None,
+        method: SyncMethod | None = None,
+    ) -> dict[str, Any]:
+        """As `WeightPublisher.publish` and `WeightBroadcaster.send`, whichever the method asks for.
+
+        Raises what these raise.
+        """
+        method = method or self.method
+        if method == "nccl":
+            if self.broadcast is None:
+                raise TransferFailed("no weight group was offered yet")
+            return self.broadcast.send(version, named_tensors, adapter)
+        return self._use_file(method).publish(version, named_tensors, adapter)
+
+    def _use_file(self, method: SyncMethod) -> WeightPublisher:
+        assert method != "nccl"
+        if self.publisher is None or self.publisher.method != method:
+            self.close()
+            self.publisher = WeightPublisher(method, self.folder)
+        return self.publisher
+
+    def broadcaster(self, bucket_mib: float) -> WeightBroadcaster:
+        """The one there is, or a new one."""
+        if self.broadcast is None:
+            self.broadcast = WeightBroadcaster(self.device, bucket_mib)
+        return self.broadcast
+
+    def close(self) -> None:
+        """Remove what was written, leave the group."""
+        if self.publisher is not None:
+            self.publisher.close()
+        if self.broadcast is not None:
+            self.broadcast.close()

@@ -1,0 +1,126 @@
+"""How a policy version travels through a `TransferGroup`: buckets of whole tensors, each with its checksum, then a count.
+
+A bucket is three broadcasts: a header of fixed size, a description of the tensors, and their bytes. The last header holds
+the totals, so that a version is known to be whole. `orchestration.broadcast` sends; this file receives.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, astuple, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rollouts.transfer_group import TransferFailed, TransferGroup
+
+ALIGNMENT_BYTES = 64
+ROW_WORDS = 1024
+BUCKET, END = 1, 2
+
+
+@dataclass(frozen=True)
+class Header:
+    """Travels as int64. After END the counts are of the whole version, else of this bucket."""
+
+    kind: int  # BUCKET or END
+    version: int
+    description_bytes: int
+    data_bytes: int
+    checksum: int
+    tensors: int
+    elements: int
+
+    def to_tensor(self, device: torch.device) -> Tensor:
+        return torch.tensor(astuple(self), dtype=torch.int64, device=device)
+
+
+HEADER_WORDS = len(Header.__dataclass_fields__)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Tensors that came together, as views into one piece of memory that nothing else uses."""
+
+    tensors: list[tuple[str, Tensor]]
+    adapter: dict[str, Any] | None  # PEFT's configuration when they are an adapter's
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where in its bucket a tensor lies."""
+
+    name: str
+    dtype: str  # torch's name without "torch."
+    shape: list[int]
+    offset: int  # bytes
+
+
+def described(placed: list[Placed], adapter: dict[str, Any] | None) -> bytes:
+    """What a receiver must know of a bucket."""
+    return json.dumps({"tensors": [asdict(one) for one in placed], "adapter": adapter}).encode()
+
+
+def checksum(data: Tensor) -> int:
+    """Of bytes (uint8 [N], N divisible by 8) on any device, at the speed of memory: two weighted sums of 64-bit words, as
+    Fletcher's. A word's weight is odd, so that a change of any one word is seen for certain, and depends on its place."""
+    words = data.view(torch.int64)
+    whole = len(words) // ROW_WORDS * ROW_WORDS
+    rows = words[:whole].view(-1, ROW_WORDS)
+    total = _weighted(rows.sum(0)) + 2 * _weighted(rows.sum(1)) + _weighted(words[whole:])
+    return (total + 2**63) % 2**64 - 2**63
+
+
+def _weighted(words: Tensor) -> int:
+    return int((words * (2 * torch.arange(len(words), device=words.device) + 1)).sum())
+
+
+def received(group: TransferGroup, version: int) -> Iterator[Bucket]:
+    """The version's buckets in order; the next one comes in while the caller works on one.
+
+    Raises TransferFailed: the transfer broke off, or something else came than was sent.
+    """
+    tensors = elements = 0
+    with ThreadPoolExecutor(1, "weights") as pool:
+        coming = pool.submit(receive_one, group, version)
+        while True:
+            header, bucket = coming.result()
+            if bucket is None:
+                break
+            coming = pool.submit(receive_one, group, version)
+            tensors += header.tensors
+            elements += header.elements
+            yield bucket
+    if (tensors, elements) != (header.tensors, header.elements):
+        raise TransferFailed(
+            f"{tensors} tensors with {elements} elements came of {header.tensors} with {header.elements} sent"
+        )
+
+
+def receive_one(group: TransferGroup, version: int) -> tuple[Header, Bucket | None]:
+    """The next header, and its bucket unless it is the last. Raises TransferFailed."""
+    words = torch.empty(HEADER_WORDS, dtype=torch.int64, device=group.device)
+    group.finish(group.broadcast(words))
+    header = Header(*words.tolist())
+    if header.version != version:
+        raise TransferFailed(f"version {header.version} came, {version} was announced")
+    if header.kind == END:
+        return header, None
+    description, data = (
+        torch.empty(size, dtype=torch.uint8, device=group.device)
+        for size in (header.description_bytes, header.data_bytes)
+    )
+    for work in [group.broadcast(description), group.broadcast(data)]:
+        group.finish(work)
+    if (found := checksum(data)) != header.checksum:
+        raise TransferFailed(f"other bytes came than were sent (checksum {found:x}, sent {header.checksum:x})")
+    told = json.loads(bytes(description.tolist()))
+    named = []
+    for placed in (Placed(**row) for row in told["tensors"]):
+        dtype = getattr(torch, placed.dtype)
+        end = placed.offset + torch.Size(placed.shape).numel() * dtype.itemsize
+        named.append((placed.name, data[placed.offset : end].view(dtype).view(placed.shape)))
+    return header, Bucket(named, told["adapter"])
