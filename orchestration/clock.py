@@ -33,7 +33,7 @@ class StepClock:
 
     def move(self, seconds: float, source: str, target: str) -> None:
         """Part of what was measured as one phase belongs to another."""
-        self.phases[source] -= seconds
+        self.phases[source] = self.phases.get(source, 0.0) - seconds
         self.phases[target] = self.phases.get(target, 0.0) + seconds
 
     def lap(self) -> dict[str, float]:

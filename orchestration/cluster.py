@@ -6,23 +6,26 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import ray
 
 from algs.method import PolicyMethod
+from configs.placement import colocate
+from configs.schedule import Failures
 from configs.schema import EvalConfig, RLConfig
+from orchestration.cores import core_plan
 from orchestration.devices import resolve
+from orchestration.guard import guarded
 from orchestration.placement import placed
 from orchestration.rollout_group import RolloutGroup
 from orchestration.run_directory import RunDirectory
-from orchestration.sync import synchronise
 from orchestration.trainer_actor import TrainerGroup
 from orchestration.trainer_settings import TrainerSettings
+from orchestration.watchdog import START_SECONDS, Watch
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -33,6 +36,7 @@ class Actors:
 
     trainers: TrainerGroup | None
     rollouts: RolloutGroup
+    watch: Watch  # of all of them
 
 
 @contextmanager
@@ -46,7 +50,7 @@ def started_ray() -> Iterator[None]:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     on_sigterm = signal.getsignal(signal.SIGTERM)
     ray.init(
-        address=os.environ.get("RAY_ADDRESS"),
+        address=os.environ.get("RAY_ADDRESS") or "local",  # None would join whatever `ray start` left on this machine
         include_dashboard=False if "RAY_ADDRESS" not in os.environ else None,
         logging_level=logging.WARNING,
         log_to_driver=False,  # actors write to files in the run directory
@@ -55,36 +59,42 @@ def started_ray() -> Iterator[None]:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, on_sigterm)  # Ray puts its own, which exits with another code and says nothing
     try:
-        yield
+        with guarded():
+            yield
     finally:
         ray.shutdown()
 
 
 @contextmanager
-def started_actors(config: RLConfig | EvalConfig, run: RunDirectory, method: PolicyMethod | None) -> Iterator[Actors]:
+def started_actors(
+    config: RLConfig | EvalConfig, run: RunDirectory, method: PolicyMethod | None, note: Callable[[str], None] = print
+) -> Iterator[Actors]:
     """Trainer ranks (when there is a method to train with) and engines, ready to work; closed at the end.
 
-    Start-up is concurrent: engines compile and load while the trainer does.
+    Start-up is concurrent, engines compile and load while the trainer does; on GPUs that both share it is in turn, because
+    an engine measures the free memory while it starts. note: told when an engine is replaced.
     """
-    device = resolve(config.model.device)
-    ranks = config.train.ranks if isinstance(config, RLConfig) else 0
-    rollout = config.rollout if isinstance(config, RLConfig) else config
-    with started_ray(), placed(device, ranks, rollout.engines, rollout.tensor_parallel_size) as options:
-        futures: list[Any] = []
+    device, cores = resolve(config.model.device), core_plan(config, resolve(config.model.device))
+    ranks, rollout = (config.train.ranks, config.rollout) if isinstance(config, RLConfig) else (0, config)
+    shared = colocate(config) if isinstance(config, RLConfig) else None
+    watch = Watch((config.failures if isinstance(config, RLConfig) else Failures()).stall_seconds)
+    with started_ray(), placed(device, ranks, rollout.engines, rollout.tensor_parallel_size, shared) as options:
+        rollouts, starting = RolloutGroup.create(config, device, run, options[ranks:], cores, watch, note)
         trainers = None
-        if isinstance(config, RLConfig):
-            assert method is not None
-            threads = config.train.threads_per_rank or max(1, device.cores // ranks)
-            trainers = TrainerGroup.create(device, run, options[:ranks], threads)
-            settings = trainer_settings(config, run)
-            futures += trainers.begin(settings, method, device, config.sync.method, run.path / "sync")
-        rollouts, starting = RolloutGroup.create(config, device, run, options[ranks:])
         try:
-            ray.get(futures + starting)
-            lora = config.lora if isinstance(config, RLConfig) else None
-            if trainers is not None and lora is not None and lora.adapter is not None:
-                synchronise(trainers, rollouts, version=0)  # engines start from the base
-            yield Actors(trainers, rollouts)
+            if rollouts.sleeps:
+                watch.get(starting, "start engines", stall_seconds=START_SECONDS)
+                rollouts.sleep()
+                starting = []
+            if isinstance(config, RLConfig):
+                assert method is not None
+                trainers = TrainerGroup.create(device, run, options[:ranks], cores, watch)
+                settings = trainer_settings(config, run)
+                starting = starting + trainers.begin(settings, method, device, config.sync.method, run.path / "sync")
+            watch.get(starting, "start engines and trainer", stall_seconds=START_SECONDS)
+            if rollouts.sleeps:
+                rollouts.wake()
+            yield Actors(trainers, rollouts, watch)
         except BaseException:  # an error or Ctrl-C: nobody waits for a step that is under way
             rollouts.abandon()
             if trainers is not None:

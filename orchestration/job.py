@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 
@@ -14,14 +15,16 @@ from data_feeds.sampler import ShuffledPrompts
 from orchestration.clock import StepClock
 from orchestration.cluster import Actors
 from orchestration.console import Console
+from orchestration.engine_times import EngineTimes
 from orchestration.evaluation import evaluation_tally
+from orchestration.feed import Batch, Feed
 from orchestration.frozen import frozen_columns
 from orchestration.metrics import Tally
 from orchestration.nonfinite import NonFiniteError, not_finite_message, skipped_warning
-from orchestration.refill import StepFeed
+from orchestration.resume import DriverState, trainer_folder
 from orchestration.rollout_metrics import RewardFailures, refuse_failed_rewards, rollout_tally
 from orchestration.run_directory import RunDirectory
-from orchestration.sync import prove, synchronise
+from orchestration.sync import WeightSync
 from orchestration.update import prepare_updates
 from rollouts.records import Group, Trajectory
 from rollouts.sampling import Sampling
@@ -37,56 +40,85 @@ class RLJob:
         assert actors.trainers is not None
         self.config, self.method, self.run, self.console = config, method, run, console
         self.trainers, self.rollouts = actors.trainers, actors.rollouts
+        self.weights = WeightSync(config, self.trainers, self.rollouts, console.warning, actors.watch.get)
+        self.rollouts.on_restart = self.weights.load_current
         self.sampling = Sampling.of_rollout(config.rollout, run_seed=config.run.seed)
         self.sampler = ShuffledPrompts(
             prompts.train, config.run.seed, config.data.retire_pass_rate, config.reward.pass_threshold,
             config.rollout.prompts_per_step,
         )  # fmt: skip
-        self.feed = StepFeed(config, self.rollouts, self.sampler, self.sampling, console.note)
+        self.feed = Feed(config, self.rollouts, self.sampler, self.sampling, console.note)
         self.heldout = prompts.heldout[: config.eval.max_prompts]
         self.probes = prompts.train[: config.sync.probe_prompts]
-        self.version = 0  # policy versions pushed to the engines
+        self.version = 0  # of the policy: what the trainer trains
+        self.engine_version = 0  # what engines hold: the same but for the moment of a sync
+        self.first_step = self.trained_steps = 0  # step 0 only looks at what training starts from
         self.accuracies: list[float] = []  # held-out, in order
         self.clock = StepClock()
+        self.engine_times = EngineTimes()
         self.tally = Tally()
 
-    def generate(self, step: int) -> list[Group]:
-        """Ask the step's prompts; groups come back whole, scored and filtered: `Group.trained` is what is in the loss.
+    def begin(self) -> None:
+        """Bring engines to what training starts from, where that is not the model they were started with."""
+        if self.config.lora is not None and self.config.lora.adapter is not None:
+            self.weights.push(self.version)
+        self.prove()
+
+    def generate(self, step: int) -> Batch:
+        """The step's groups, whole, scored and filtered: `Group.trained` is what is in the loss.
 
         Raises: RewardFailures, after keeping the samples that the reward choked on.
         """
         with self._phase("generate"):
-            made, filtered = self.feed.gather(step)
-        self.clock.move(made.reward_seconds, "generate", "reward")
-        self.tally.merge(rollout_tally(made.groups, self.config.reward.pass_threshold)).merge(filtered)
+            batch = self.feed.take(self.version)
+            self._meanwhile()  # engines go on with the next batch
+        self.tally.merge(rollout_tally(batch.finished, self.config.reward.pass_threshold))
+        self.tally.merge(self.feed.tally(batch, self.version))
         if self.config.data.retire_pass_rate is not None:
             self.tally.total("rollout/retired_prompts", len(self.sampler.retired))
         try:
-            refuse_failed_rewards(made.trajectories, self.config.reward)
+            refuse_failed_rewards(batch.trajectories, self.config.reward)
         except RewardFailures:
-            self.keep_samples(step, made.groups)
+            self.keep_samples(step, batch.finished)
             raise
-        return made.groups
+        return batch
 
-    def train(self, step: int, groups: list[Group]) -> bool:
+    def _meanwhile(self) -> None:
+        """What the driver does while it waits for trainers: nothing in sync mode, where there is nothing to ask."""
+        if self.config.schedule.mode == "overlap":
+            self.feed.turn(self.engine_version)
+
+    def train(self, step: int, batch: Batch) -> bool:
         """Update the policy; False when no group had any signal, so that nothing changed.
 
         Raises: NonFiniteError when too many updates in a row were skipped, after writing a checkpoint.
         """
         skipped_in_a_row = 0
-        with self._phase("train"):
-            updates, prepared = prepare_updates(groups, self.method, self.config, self.version, self._frozen)
+        with self._phase("train"), self._engines_asleep():
+            updates, prepared = prepare_updates(batch.groups, self.method, self.config, self.version, self._frozen)
             self.tally.merge(prepared)
             if updates:
-                tally, skipped_in_a_row = self.trainers.step(updates, step)
+                tally, skipped_in_a_row = self.trainers.step(updates, step, self._meanwhile)
                 self.tally.merge(tally)
+                self.version += 1
+            self.feed.trained(self.version)
+            self.trained_steps = step
         if skipped_in_a_row:
             self.console.warning(skipped_warning(step, skipped_in_a_row, self.run))
         if skipped_in_a_row >= self.config.train.max_skipped_in_a_row:
-            self.keep_samples(step, groups)
+            self.keep_samples(step, batch.finished)
             self.checkpoint(step)
             raise NonFiniteError(not_finite_message(step, skipped_in_a_row, self.run))
         return bool(updates)
+
+    @contextmanager
+    def _engines_asleep(self) -> Iterator[None]:
+        """Where trainer and engines share devices, these stand still inside."""
+        if self.rollouts.sleeps:
+            self.rollouts.sleep()
+        yield
+        if self.rollouts.sleeps:
+            self.rollouts.wake()
 
     def _frozen(self, trajectories: list[Trajectory], names: Sequence[str]) -> dict[str, list[np.ndarray]]:
         train = self.config.train
@@ -95,32 +127,64 @@ class RLJob:
         )
 
     def sync(self) -> None:
-        """Bring the engines to the trainer's weights. Raises: ProbeFailed."""
+        """Bring the engines to the trainer's weights. Raises: SyncError, ProbeFailed."""
         with self._phase("sync"):
-            self.version += 1
-            synchronise(self.trainers, self.rollouts, self.version)
+            self.tally.merge(self.weights.push(self.version))
+            self.engine_version = self.version
+            self._meanwhile()
         self.prove()
 
     def prove(self) -> None:
         """Compare engines and trainer on short continuations. Raises: ProbeFailed."""
         with self._phase("sync"):
-            self.tally.merge(prove(self.trainers, self.rollouts, self.version, self.probes, self.sampling, self.config))
+            self.tally.merge(self.weights.prove(self.version, self.probes, self.sampling))
 
     def evaluate(self, step: int) -> None:
         """Judge the policy on held-out prompts, with the engines that train it."""
+        self.engine_times.take_in(self.rollouts.counters())
         with self._phase("eval"):
             sampling = Sampling.of_eval(self.config.eval, self.config.rollout, self.config.run.seed)
             made = self.rollouts.generate(self.heldout, self.config.eval.samples_per_prompt, sampling, step, "heldout")
             judged = evaluation_tally(made.groups, self.config.reward.pass_threshold, sampling.greedy)
             self.run.write_samples(step, made.trajectories, heldout=True)
+        is_beside = self.config.schedule.mode == "overlap"  # training responses go on being generated
+        self.engine_times.take_in(self.rollouts.counters(), is_counted=is_beside)
         self.tally.merge(judged)
         self.accuracies.append(judged.means()["eval/accuracy"])
 
     def checkpoint(self, step: int) -> None:
-        """Write the policy in Hugging Face format; older checkpoints of this run make room."""
+        """Write the policy in Hugging Face format, and what a resumed run needs; older checkpoints of this run make room."""
         with self._phase("checkpoint"), self.run.checkpoint(step) as folder:
             self.trainers.save(folder)
+            if self.config.checkpoint.resume_state:
+                self.trainers.save_state(trainer_folder(folder))
+                self._state(step).write(folder)
         self.run.prune_checkpoints(self.config.checkpoint.keep)
+
+    def _state(self, step: int) -> DriverState:
+        return DriverState(
+            step=step,
+            ranks=self.config.train.ranks,
+            sampler=self.sampler.state_dict(),
+            metrics=self.tally.means(),
+            version=self.version,
+            accuracies=list(self.accuracies),
+            unfinished=[prompt.prompt_id for prompt in self.feed.unfinished()],
+        )
+
+    def resume(self, checkpoint: Path) -> None:
+        """Go on after the checkpoint's step, with actors that have just started. Prompts that were under way are asked again."""
+        state = DriverState.read(checkpoint)
+        self.trainers.load_state(trainer_folder(checkpoint))
+        self.sampler.load_state_dict(state.sampler)
+        by_id = {prompt.prompt_id: prompt for prompt in self.sampler.prompts}
+        self.feed.begin_after(state.step, [by_id[name] for name in state.unfinished])
+        self.trained_steps, self.first_step, self.accuracies = state.step, state.step + 1, list(state.accuracies)
+        self.version = self.engine_version = state.version
+        self.weights.push(self.version)
+        self.prove()
+        self.tally = Tally()  # of the step that is to come
+        self.clock.lap()
 
     def keep_samples(self, step: int, groups: list[Group]) -> None:
         """Write what the model wrote and what it was paid."""
@@ -128,11 +192,18 @@ class RLJob:
 
     def record(self, step: int) -> dict[str, float]:
         """Write the step's line of metrics and begin the next step."""
-        metrics = {**self.tally.means(), **self.clock.lap()}
-        for phase, tokens in (("generate", "rollout/tokens"), ("train", "train/tokens")):
-            seconds = metrics[f"time/{phase}_seconds"]
-            if tokens in metrics and seconds > 0:
-                metrics[f"{tokens}_per_second"] = metrics[tokens] / seconds
+        self.engine_times.take_in(self.rollouts.counters())
+        engines = self.engine_times.lap()
+        self.tally.merge(self.rollouts.tally())
+        self.clock.move(min(engines.scoring_seconds, self.clock.phases.get("generate", 0.0)), "generate", "reward")
+        times = self.clock.lap()
+        if self.config.schedule.mode == "overlap":
+            self.tally.merge(engines.tally(times["time/step_seconds"]))
+        metrics = {**self.tally.means(), **times}
+        if engines.busy_seconds > 0:
+            metrics["rollout/tokens_per_second"] = engines.tokens_generated / engines.busy_seconds
+        if "train/tokens" in metrics and times["time/train_seconds"] > 0:
+            metrics["train/tokens_per_second"] = metrics["train/tokens"] / times["time/train_seconds"]
         self.run.write_metrics(step, metrics)
         self.tally = Tally()
         return metrics

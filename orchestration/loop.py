@@ -1,4 +1,8 @@
-"""The driver loop of reinforcement learning: generate, train, sync, and now and then evaluate and keep."""
+"""The driver loop of reinforcement learning: generate, train, sync, and now and then evaluate and keep.
+
+There is one loop. In sync mode a step's groups are asked when the step begins; in overlap engines are always asked ahead, as far
+as schedule.max_staleness allows, and go on while the trainer trains.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+from algs.method import PolicyMethod
 from configs.load import method_for
 from configs.schema import RLConfig
 from data_feeds.prompts import PromptSets
@@ -14,43 +19,75 @@ from orchestration.cluster import started_actors
 from orchestration.console import Console
 from orchestration.job import RLJob
 from orchestration.logs import captured_output
-from orchestration.run_directory import RunDirectory, checkpoints
+from orchestration.resume import begin_anew, go_back, newest_resumable
+from orchestration.run_directory import RunDirectory, checkpoints, read_marker
+from orchestration.watchdog import EnginesLost, TrainerLost
+
+WriteReport = Callable[[Path], Path]
 
 
-def run_rl(config: RLConfig, prompts: PromptSets, run: RunDirectory, write_report: Callable[[Path], Path]) -> None:
-    """Start everyone who works for the job, and do it. What is worth keeping is in the run directory. Raises: as `drive`."""
+def run_rl(config: RLConfig, prompts: PromptSets, run: RunDirectory, write_report: WriteReport) -> None:
+    """Start everyone who works for the job, and do it; begin again from the last checkpoint when a trainer rank is lost.
+
+    What is worth keeping is in the run directory. Raises: as `drive`, and TrainerLost after failures.job_restarts.
+    """
     method = method_for(config)
     with ExitStack() as stack:
         screen = stack.enter_context(captured_output(run.log_path("driver")))
         console = stack.enter_context(Console(config.run.name, config.train.steps, screen))
+        checkpoint = run.resumed_from
+        for restarts in range(config.failures.job_restarts + 1):
+            try:
+                attempt(config, method, prompts, run, console, write_report, checkpoint)
+                return
+            except TrainerLost as lost:
+                if restarts == config.failures.job_restarts:
+                    raise
+                checkpoint = newest_resumable(run)
+                if checkpoint is None:
+                    begin_anew(run)
+                else:
+                    go_back(run, checkpoint)
+                begins = f"from {checkpoint}" if checkpoint else "from its beginning: there is no checkpoint yet"
+                console.warning(f"{lost}\nThe job begins again {begins} (restart {restarts + 1}).")
+
+
+def attempt(
+    config: RLConfig, method: PolicyMethod, prompts: PromptSets, run: RunDirectory, console: Console,
+    write_report: WriteReport, checkpoint: Path | None,
+) -> None:  # fmt: skip
+    """The job with actors of its own, from its beginning or from a checkpoint. Raises: as `drive`."""
+    with ExitStack() as stack:
         with console.phase("starting engines and trainer"):
-            actors = stack.enter_context(started_actors(config, run, method))
-        drive(RLJob(config, method, prompts, run, actors, console), write_report)
+            actors = stack.enter_context(started_actors(config, run, method, console.warning))
+        job = RLJob(config, method, prompts, run, actors, console)
+        if checkpoint is not None:
+            with console.phase("resuming"):
+                job.resume(checkpoint)
+            console.note(f"goes on after step {job.trained_steps}, from {checkpoint}")
+        drive(job, write_report)
 
 
-def drive(job: RLJob, write_report: Callable[[Path], Path]) -> None:
-    """Train for train.steps steps, with engines that hold the trainer's weights as version 0.
+def drive(job: RLJob, write_report: WriteReport) -> None:
+    """Train for train.steps steps, with engines that hold the trainer's weights; a resumed job goes on after its last one.
 
     Raises:
         ProbeFailed: an engine does not hold the trainer's weights.
         RewardFailures: more responses could not be scored than reward.max_error_rate allows.
         NonFiniteError: too many updates in a row held an Inf or NaN; there is a checkpoint from before them.
+        EnginesLost: engines died more often than failures.engine_restarts allows; there is a checkpoint.
+        TrainerLost: a trainer rank died, or stood still for failures.stall_seconds.
     """
-    config, run, steps = job.config, job.run, job.config.train.steps
-    for step in range(steps + 1):
-        if step == 0:
-            job.prove()  # engines and trainer start from the same weights
-        else:
-            groups = job.generate(step)
-            if job.train(step, groups):
-                job.sync()
-            job.keep_samples(step, groups)
-        if step == 0 or due(step, config.eval.every, steps):
-            job.evaluate(step)
-        if step > 0 and due(step, config.checkpoint.every, steps):
-            job.checkpoint(step)
-        job.console.step(step, job.record(step))
-        write_report(run.path)
+    run, steps = job.run, job.config.train.steps
+    try:
+        for step in range(job.first_step, steps + 1):
+            do_step(job, step)
+            job.console.step(step, job.record(step))
+            write_report(run.path)
+    except EnginesLost:
+        if job.trained_steps > max((read_marker(kept)["step"] for kept in checkpoints(run.path)), default=0):
+            job.checkpoint(job.trained_steps)
+        raise
     before, after = job.accuracies[0], job.accuracies[-1]
     job.console.summary(
         "done",
@@ -61,3 +98,19 @@ def drive(job: RLJob, write_report: Callable[[Path], Path]) -> None:
             "checkpoint": checkpoints(run.path)[-1],
         },
     )
+
+
+def do_step(job: RLJob, step: int) -> None:
+    """One step; step 0 only looks at what training starts from."""
+    config = job.config
+    if step == 0:
+        job.begin()
+    else:
+        batch = job.generate(step)
+        if job.train(step, batch):
+            job.sync()
+        job.keep_samples(step, batch.finished)
+    if step == 0 or due(step, config.eval.every, config.train.steps):
+        job.evaluate(step)
+    if step > 0 and due(step, config.checkpoint.every, config.train.steps):
+        job.checkpoint(step)

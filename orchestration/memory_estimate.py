@@ -35,7 +35,7 @@ class MemoryEstimate:
     trainer: dict[str, int]
     engine: dict[str, int]
     sync: int  # one version of the weights, in shared memory (direct) or on disk
-    checkpoints: int  # on disk at the end of the run
+    checkpoints: int  # on disk, at most
     saved_by_adapter: int = 0  # that a trainer rank would need on top to train every weight
 
     @property
@@ -62,15 +62,16 @@ def estimate(config: RLConfig | EvalConfig, model: ModelFacts, has: SecondModels
     kept = min(checkpoint.keep + 1, 1 + config.train.steps // checkpoint.every) if checkpoint.every else 1
     trainer = _trainer(config, model, width, has)
     engine = _engine(model, weights, width, tokens // rollout.engines, rollout.engine, device)
+    states = min(2, kept) * _resume_state(config, model, has, width)  # two while a newer one is being written
     if config.lora is None or has.adapter is None:
-        return MemoryEstimate(trainer, engine, sync=weights, checkpoints=kept * weights)
+        return MemoryEstimate(trainer, engine, sync=weights, checkpoints=kept * weights + states)
     small, is_merged = has.adapter.parameters * width, config.lora.sync == "merged"
     every_weight = _trainer(config, model, width, replace(has, adapter=None))
     return MemoryEstimate(
         trainer,
         engine if is_merged else {**engine, "adapter": small},
         sync=weights if is_merged else small,
-        checkpoints=kept * (small + weights * checkpoint.merged),
+        checkpoints=kept * (small + weights * checkpoint.merged) + states,
         saved_by_adapter=sum(every_weight.values()) - sum(trainer.values()),
     )
 
@@ -98,6 +99,15 @@ def _model_state(config: RLConfig, parameters: int, adapter: int | None, width: 
     parts["Adam moments"] = 8 * trained // shards[1]
     parts["gradients"] = 4 * trained // shards[2]
     return parts
+
+
+def _resume_state(config: RLConfig, model: ModelFacts, has: SecondModels, width: int) -> int:
+    """On disk, of all ranks: what is trained in the compute type, float32 master weights where that is another, Adam moments."""
+    if not config.checkpoint.resume_state:
+        return 0
+    trained = has.adapter.parameters if has.adapter is not None else model.parameters
+    trained += model.parameters if has.critic else 0
+    return trained * (width + (4 if width != 4 else 0) + 8)
 
 
 def _activations(config: RLConfig, model: ModelFacts, width: int) -> int:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from configs.schema import EvalConfig, Model, Reward, RLConfig, Rollout
+from orchestration.cores import bind_to
 from orchestration.devices import DeviceSpec
 from orchestration.logs import redirect_output_to
 from orchestration.processes import lead_own_group
@@ -24,8 +25,11 @@ class RolloutActor(RolloutWorker):
     """A rollout worker in a process of its own, its output in a log file of the run."""
 
     def __init__(
-        self, log_file: str, engine: dict[str, Any], tokenizer: Model, reward: Reward, environment: str
-    ) -> None:
+        self, log_file: str, engine: dict[str, Any], tokenizer: Model, reward: Reward, environment: str,
+        cores: tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
+        """cores: to be bound to; see CorePlan."""
+        bind_to(cores)
         lead_own_group()
         redirect_output_to(log_file)
         self._pulse = Pulse()
@@ -106,7 +110,7 @@ def exit_words(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
-def engine_arguments(config: RLConfig | EvalConfig, device: DeviceSpec, seed: int) -> dict[str, Any]:
+def engine_arguments(config: RLConfig | EvalConfig, device: DeviceSpec, seed: int, threads: int) -> dict[str, Any]:
     """What VLLMEngine is constructed with, in either kind of job."""
     block: Rollout | EvalConfig
     lora_rank = None
@@ -124,7 +128,7 @@ def engine_arguments(config: RLConfig | EvalConfig, device: DeviceSpec, seed: in
         "tensor_parallel_size": block.tensor_parallel_size,
         "max_model_len": config.data.max_prompt_tokens + new_tokens,
         "seed": seed,
-        "threads": max(1, device.cores // block.engines),
+        "threads": threads,
         "trust_remote_code": config.model.trust_remote_code,
         "lora_rank": lora_rank,
         "engine": block.engine,

@@ -13,9 +13,11 @@ import ray
 
 from configs.schedule import Failures
 from configs.schema import EvalConfig, RLConfig
-from orchestration.devices import DeviceSpec
+from orchestration.cores import CorePlan
+from orchestration.devices import DeviceSpec, shared_engine
 from orchestration.engine_handle import EngineHandle, rounds
 from orchestration.metrics import Tally
+from orchestration.placement import shares_its_gpu
 from orchestration.rollout_actor import RolloutActor, engine_arguments
 from orchestration.run_directory import RunDirectory
 from orchestration.watchdog import EngineLost, EnginesLost, Watch
@@ -24,7 +26,6 @@ from rollouts.records import Group, Prompt, Trajectory
 from rollouts.sampling import Sampling
 from rollouts.worker import Asking, Collected
 
-SHARED_GPU_MEMORY = 0.35  # of a GPU that an engine shares with a trainer rank
 WAIT_SECONDS = 1.0  # at most, before the driver looks around again
 
 
@@ -53,7 +54,9 @@ class RolloutGroup:
         self.on_restart: Callable[[Any], bool] | None = None
         """Gives a new engine's actor the weights; False: it cannot now, and the next load_weights must. None: the last
         update is loaded again."""
+        self.sleeps = False  # while the trainer works
         self._update: tuple[int, dict[str, Any]] | None = None  # the weights that engines should hold
+        self._is_asleep = False
         self._arrived: list[Group] = []  # collected while something else was waited for
         self._deaths: list[str] = []
         self._tally = Tally()
@@ -61,23 +64,26 @@ class RolloutGroup:
     @classmethod
     def create(
         cls, config: RLConfig | EvalConfig, device: DeviceSpec, run: RunDirectory, options: list[dict[str, Any]],
-        watch: Watch | None = None, note: Callable[[str], None] = print,
+        cores: CorePlan, watch: Watch, note: Callable[[str], None] = print,
     ) -> tuple[RolloutGroup, list[Any]]:  # fmt: skip
         """Create one actor per entry of `options` (Ray actor options); returns the group and the start-up futures."""
         is_rl = isinstance(config, RLConfig)
         failures = config.failures if isinstance(config, RLConfig) else Failures()
-        watch = watch or Watch(failures.stall_seconds)
         environment = config.rollout.environment if isinstance(config, RLConfig) else "single_turn"
         engines = []
         for i, placed in enumerate(options):
-            engine = engine_arguments(config, device, seed=config.run.seed * len(options) + i)
-            if placed.get("num_gpus") == 0.5:  # a trainer rank is on the same GPU; leave it room
-                engine["engine"] = {"gpu_memory_utilization": SHARED_GPU_MEMORY, **engine["engine"]}
+            engine = engine_arguments(config, device, config.run.seed * len(options) + i, cores.engine_threads)
+            if isinstance(config, RLConfig) and shares_its_gpu(placed):
+                engine["engine"] = shared_engine(config.placement, engine["engine"])
             actor_class = ray.remote(RolloutActor).options(**placed)
-            arguments = (str(run.log_path(f"engine_{i}")), engine, config.model, config.reward, environment)
+            log_file = str(run.log_path(f"engine_{i}"))
+            arguments = (log_file, engine, config.model, config.reward, environment, cores.engine_cores[i])
             engines.append(EngineHandle(f"engine {i}", actor_class, arguments, watch))
         in_flight = config.schedule.in_flight if isinstance(config, RLConfig) else "recompute"
         group = cls(engines, watch, failures.engine_restarts if is_rl else 0, in_flight, note)
+        group.sleeps = any(map(shares_its_gpu, options)) or (
+            isinstance(config, RLConfig) and config.schedule.mode == "overlap" and config.schedule.pause_while_training
+        )
         return group, [engine.actor.start.remote() for engine in engines]
 
     @property
@@ -138,7 +144,7 @@ class RolloutGroup:
         for engine in self.engines:
             try:
                 self._arrived += engine.take_in()
-                if engine.state == "started":
+                if engine.state == "started" and not self._is_asleep:
                     self._bring_up(engine)
                 engine.refuse_stalled()
             except EngineLost as lost:
@@ -240,14 +246,16 @@ class RolloutGroup:
 
     def sleep(self) -> None:
         """Stop generating, and give accelerator memory back, until `wake`."""
+        self._is_asleep = True
         self._all("sleep")
 
     def wake(self) -> None:
         """Take the memory again, and go on."""
         self._all("wake")
+        self._is_asleep = False
 
     def _all(self, what: str) -> None:
-        calls = [(engine, getattr(engine.actor, what).remote()) for engine in self._started()]
+        calls = [(engine, getattr(engine.actor, what).remote()) for engine in self.engines if engine.is_in_use]
         for engine, call in calls:
             try:
                 self.watch.get([call], doing=f"{what} engines")

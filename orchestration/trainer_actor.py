@@ -4,31 +4,42 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import ray
 
 from algs.method import PolicyMethod
+from configs.sync import SyncMethod
 from data_feeds.packing import MicroBatch
+from orchestration.cores import CorePlan, bind_to
 from orchestration.devices import DeviceSpec, environment_for_trainer, free_port
 from orchestration.logs import redirect_output_to
 from orchestration.metrics import Tally
+from orchestration.processes import lead_own_group
+from orchestration.pulse import IDLE, Beat, Pulse
 from orchestration.run_directory import RunDirectory
 from orchestration.trainer_settings import TrainerSettings
-from orchestration.weight_sync import WeightPublisher
-
-SyncMethod = Literal["direct", "disk"]
+from orchestration.watchdog import START_SECONDS, TrainerLost, Watch
+from orchestration.weight_sender import WeightSender
 
 
 class TrainerActor:
     """One rank in a process of its own. Constructed empty, so that rank 0's address is known before anyone connects."""
 
-    def __init__(self, log_file: str) -> None:
+    def __init__(self, log_file: str, cores: tuple[int, ...] = ()) -> None:
+        """cores: to be bound to; see CorePlan."""
+        bind_to(cores)
+        lead_own_group()
         redirect_output_to(log_file)
-        self.publisher: WeightPublisher | None = None  # of rank 0
+        self.pulse = Pulse()
+        self.sender: WeightSender | None = None  # of rank 0
+
+    @ray.method(concurrency_group="beat")  # a thread of its own: it answers while the others work
+    def beat(self) -> Beat:
+        return self.pulse.beat()
 
     def address(self) -> tuple[str, int]:
         """This node's address and a free port on it, for the ranks' rendezvous."""
@@ -54,57 +65,89 @@ class TrainerActor:
         from orchestration.trainer import Trainer  # DeepSpeed is imported in actors only
 
         self.close()
-        self.trainer = Trainer(settings, method, device)
-        self.publisher = WeightPublisher(sync_method, Path(sync_folder)) if self.is_first else None
+        with self.pulse.during("load the model"):
+            self.trainer = Trainer(settings, method, device, pulse=self.pulse)
+        self.sender = WeightSender(sync_method, Path(sync_folder), device) if self.is_first else None
 
     def step(self, updates: list[list[MicroBatch]], step: int) -> tuple[Tally, int]:
-        tally = self.trainer.step(updates, step)
+        with self.pulse.during(f"step {step}"):
+            tally = self.trainer.step(updates, step)
         return tally, self.trainer.skipped_in_a_row
 
     def frozen(self, batches: list[MicroBatch], names: Sequence[str]) -> list[dict[str, np.ndarray]]:
-        return self.trainer.frozen(batches, names)
+        with self.pulse.during(f"compute {', '.join(names)}"):
+            return self.trainer.frozen(batches, names)
 
-    def publish(self, version: int) -> dict[str, Any] | None:
-        """Gather the weights (all ranks) and put them where engines can take them (rank 0), which returns the notice."""
-        if self.publisher is None:
-            for _ in self.trainer.weights():
+    def publish(self, version: int, method: SyncMethod | None = None) -> dict[str, Any] | None:
+        """Gather the weights (all ranks) and bring them to where engines take them (rank 0), which returns the notice.
+
+        Raises TransferFailed, OSError or ValueError: they could not be brought there.
+        """
+        self.pulse.enter(f"publish version {version}")
+        weights = self.pulse.moved_by(self.trainer.weights())
+        try:
+            if self.sender is None:
+                return None
+            return self.sender.publish(version, weights, self.trainer.sent_adapter(), method)
+        finally:
+            for _ in weights:  # gathering takes all ranks, also when the sender broke off
                 pass
-            return None
-        return self.publisher.publish(version, self.trainer.weights(), self.trainer.sent_adapter())
+            self.pulse.enter(IDLE)
+
+    def offer_transfer(self, bucket_mib: float) -> dict[str, Any]:
+        """Rank 0 listens for a new broadcast group; see WeightBroadcaster.offer."""
+        assert self.sender is not None
+        return self.sender.broadcaster(bucket_mib).offer()
+
+    def join_transfer(self, *told: Any) -> None:
+        """Rank 0 joins the group it offered; see WeightBroadcaster.join. Raises TransferFailed."""
+        assert self.sender is not None and self.sender.broadcast is not None
+        self.sender.broadcast.join(*told)
 
     def save(self, folder: str) -> None:
-        self.trainer.save(Path(folder))
+        with self.pulse.during("write the model"):
+            self.trainer.save(Path(folder))
 
     def save_state(self, folder: str) -> None:
-        self.trainer.save_state(Path(folder))
+        with self.pulse.during("write the trainer's state"):
+            self.trainer.save_state(Path(folder))
 
     def load_state(self, folder: str) -> None:
-        self.trainer.load_state(Path(folder))
+        with self.pulse.during("read the trainer's state"):
+            self.trainer.load_state(Path(folder))
 
     def close(self) -> None:
-        if self.publisher is not None:
-            self.publisher.close()
+        if self.sender is not None:
+            self.sender.close()
 
 
 class TrainerGroup:
     """All ranks, driven together."""
 
-    def __init__(self, actors: list[Any]) -> None:
+    def __init__(self, actors: list[Any], watch: Watch) -> None:
+        self.watch = watch
+        self.members = [watch.add(f"trainer rank {rank}", actor, TrainerLost) for rank, actor in enumerate(actors)]
         self.actors = actors
         self.sync_folder: Path | None = None
+        self.weights_moved = False  # a step began after the last `publish`
 
     @classmethod
-    def create(cls, device: DeviceSpec, run: RunDirectory, options: list[dict[str, Any]], threads: int) -> TrainerGroup:
+    def create(
+        cls, device: DeviceSpec, run: RunDirectory, options: list[dict[str, Any]], cores: CorePlan, watch: Watch
+    ) -> TrainerGroup:  # fmt: skip
         """One actor per entry of `options` (Ray actor options), which know one another and have nothing to do yet."""
-        environment = environment_for_trainer(device.device, threads)
+        environment = environment_for_trainer(device.device, cores.trainer_threads)
         actors = []
         for rank, placed in enumerate(options):
-            actor = ray.remote(TrainerActor).options(**placed, runtime_env={"env_vars": environment})
-            actors.append(actor.remote(str(run.log_path(f"trainer_{rank}"))))
-        address = ray.get(actors[0].address.remote())
+            actor = ray.remote(concurrency_groups={"beat": 1})(TrainerActor).options(
+                **placed, runtime_env={"env_vars": environment}
+            )
+            actors.append(actor.remote(str(run.log_path(f"trainer_{rank}")), cores.trainer_cores[rank]))
+        group = cls(actors, watch)
+        (address,) = group.watch.get([actors[0].address.remote()], "start trainer ranks", stall_seconds=START_SECONDS)
         for rank, actor in enumerate(actors):
             actor.join.remote(rank, len(actors), address)  # an actor's calls run in order: `begin` waits for it
-        return cls(actors)
+        return group
 
     def begin(
         self,
@@ -118,39 +161,53 @@ class TrainerGroup:
         self.sync_folder = sync_folder
         return [a.begin.remote(settings, method, device, sync_method, str(sync_folder)) for a in self.actors]
 
-    def step(self, updates: list[list[list[MicroBatch]]], step: int) -> tuple[Tally, int]:
+    def step(
+        self, updates: list[list[list[MicroBatch]]], step: int, meanwhile: Callable[[], None] | None = None
+    ) -> tuple[Tally, int]:
         """updates[u][rank] are the micro-batches of optimizer step u; returns the step's metrics over all ranks, and how
-        many updates in a row were skipped because something in them was not finite."""
+        many updates in a row were skipped because something in them was not finite. meanwhile: see Watch.get.
+
+        Raises: TrainerLost, as every method here.
+        """
         per_rank = [[update[rank] for update in updates] for rank in range(len(self.actors))]
+        self.weights_moved = True
         calls = [a.step.remote(batches, step) for a, batches in zip(self.actors, per_rank, strict=True)]
-        parts = ray.get(calls)
+        parts = self.watch.get(calls, f"train, step {step}", meanwhile)
         return Tally.merged(part for part, _ in parts), parts[0][1]
 
-    def frozen(self, per_rank: list[list[MicroBatch]], names: Sequence[str]) -> list[list[dict[str, np.ndarray]]]:
+    def frozen(
+        self, per_rank: list[list[MicroBatch]], names: Sequence[str], meanwhile: Callable[[], None] | None = None
+    ) -> list[list[dict[str, np.ndarray]]]:
         """Numbers of the action tokens of every rank's micro-batches under the current weights; see Trainer.frozen."""
-        return ray.get([a.frozen.remote(batches, names) for a, batches in zip(self.actors, per_rank, strict=True)])
+        calls = [a.frozen.remote(batches, names) for a, batches in zip(self.actors, per_rank, strict=True)]
+        return self.watch.get(calls, f"compute {', '.join(names)}", meanwhile)
 
-    def publish(self, version: int) -> dict[str, Any]:
+    def publish(self, version: int, method: SyncMethod | None = None) -> dict[str, Any]:
         """Make the current weights available to engines; returns what an engine needs to take them."""
-        return ray.get([actor.publish.remote(version) for actor in self.actors])[0]
+        return self.watch.get(self.begin_publish(version, method), f"publish version {version}")[0]
+
+    def begin_publish(self, version: int, method: SyncMethod | None = None) -> list[Any]:
+        """The futures of `publish`: with nccl engines have to take the weights at the same time."""
+        self.weights_moved = False
+        return [actor.publish.remote(version, method) for actor in self.actors]
 
     def save(self, folder: Path) -> None:
-        ray.get([actor.save.remote(str(folder)) for actor in self.actors])
+        self.watch.get([actor.save.remote(str(folder)) for actor in self.actors], f"write {folder}")
 
     def save_state(self, folder: Path) -> None:
         """Write what decides the next step, every rank its part; the folder is on storage that all ranks share."""
-        ray.get([actor.save_state.remote(str(folder)) for actor in self.actors])
+        self.watch.get([actor.save_state.remote(str(folder)) for actor in self.actors], f"write {folder}")
 
     def load_state(self, folder: Path) -> None:
         """Go on where `save_state` was called, with ranks that have not trained yet. Raises: ValueError."""
-        ray.get([actor.load_state.remote(str(folder)) for actor in self.actors])
+        self.watch.get([actor.load_state.remote(str(folder)) for actor in self.actors], f"read {folder}")
 
     def close(self) -> None:
-        ray.get([actor.close.remote() for actor in self.actors])
+        self.watch.get([actor.close.remote() for actor in self.actors], "close the trainer")
 
     def abandon(self) -> None:
         """End the actors at once, and remove the weights that rank 0 may have left on disk."""
-        for actor in self.actors:
-            ray.kill(actor)
+        for member in self.members:
+            self.watch.end(member)
         if self.sync_folder is not None:
             shutil.rmtree(self.sync_folder, ignore_errors=True)

@@ -60,7 +60,6 @@ class VLLMEngine:
         device: str = "cpu",
         tensor_parallel_size: int = 1,
         max_model_len: int | None = None,
-        sync_method: str = "direct",
         seed: int = 0,
         threads: int = 0,
         trust_remote_code: bool = False,
@@ -88,7 +87,7 @@ class VLLMEngine:
             "logprobs_mode": "processed_logprobs",
             "enable_prefix_caching": True,
             "worker_extension_cls": "rollouts.weight_receiver.ReceiverExtension",
-            "weight_transfer_config": {"backend": sync_method},
+            "weight_transfer_config": {"backend": "feynrl"},
             "disable_log_stats": True,
         }
         self.environment: dict[str, str] = {}
@@ -202,8 +201,20 @@ class VLLMEngine:
             await self._llm.resume_generation()
             self._pauses.end()
 
+    async def join_transfer(self, told: dict[str, Any]) -> None:
+        """Let this engine's workers join the group that a trainer broadcasts weights over; see weight_receiver.JoinGroup.
+
+        Raises WeightLoadError: one of them could not, in told["join_seconds"].
+        """
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=told))
+        failures = [why for why in await self._llm.collective_rpc("weight_failure") if why]
+        if failures:
+            raise WeightLoadError(failures[0])
+
     async def load_weights(self, version: int, update: dict[str, Any], in_flight: InFlight = "recompute") -> LoadReport:
-        """Take a version that `WeightPublisher.publish` wrote. No request begins meanwhile; each one waits.
+        """Take a version that `WeightPublisher.publish` wrote, or that a trainer broadcasts now. No request begins meanwhile; each one waits.
 
         in_flight: what becomes of running requests, all of which go on under the new weights unless they are drained.
         "recompute": their cached keys and values are made anew. "keep_cache": they keep the old ones, which requests
@@ -245,7 +256,7 @@ class VLLMEngine:
         try:
             await self._llm.start_weight_update()
             await self._llm.update_weights(WeightTransferUpdateRequest(update_info=update))
-            failures = [why for why in await self._llm.collective_rpc("weight_update_failure") if why]
+            failures = [why for why in await self._llm.collective_rpc("weight_failure") if why]
             await self._llm.finish_weight_update()
             if failures:
                 raise WeightLoadError(failures[0])

@@ -208,6 +208,9 @@ class RolloutWorker:
             trajectory.reward, trajectory.reward_parts = answer.reward, {"environment": answer.reward}
         return trajectory
 
+    async def join_transfer(self, told: dict[str, Any]) -> None:
+        await self.engine.join_transfer(told)
+
     async def load_weights(self, version: int, update: dict[str, Any], in_flight: InFlight = "recompute") -> LoadReport:
         return await self.engine.load_weights(version, update, in_flight)
 

@@ -3,7 +3,7 @@ catch."""
 
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-from rollouts.weight_receiver import WeightReceiver, ReceiverExtension
+from rollouts.weight_receiver import ReceiverExtension, WeightReceiver
 
 
 class ForgetfulReceiver(WeightReceiver):

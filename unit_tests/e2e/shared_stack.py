@@ -25,6 +25,7 @@ from orchestration.rollout_actor import RolloutActor
 from orchestration.run_directory import RunDirectory, read_metrics
 from orchestration.sync import synchronise
 from rewards.service import ScoringService
+from rollouts.records import Prompt
 
 ROOT = Path(__file__).resolve().parents[2]
 RANKS, STEPS, UPDATES = 2, 3, 2
@@ -51,6 +52,10 @@ class Done:
         return read_metrics(self.path)
 
 
+class Stopped(Exception):
+    """A job was told to stop."""
+
+
 class SharedStack:
     """Does jobs on actors that go on living. Each job has a new trainer on every rank, new scoring processes, and its
     first weights as version 0 in the engine, as in a run of its own."""
@@ -60,8 +65,12 @@ class SharedStack:
         self.jobs = 0
         self.unfinished = ""  # the job at work, or the one that ended as nobody expected
 
-    def run(self, block: dict[str, Any], raises: type[Exception] | None = None) -> Done:
-        """Do the small job, changed by `block`, to its end or to the error that it must end with."""
+    def run(
+        self, block: dict[str, Any], raises: type[Exception] | None = None, resume: Path | None = None,
+        stop_after: int | None = None,
+    ) -> Done:  # fmt: skip
+        """Do the small job, changed by `block`, to its end, to the error that it must end with, or until it is stopped after a
+        step; from its beginning or from a checkpoint."""
         assert not self.unfinished, f"{self.unfinished} failed, and its actors may wait for one another for ever"
         self.jobs += 1
         file = self.folder / f"job_{self.jobs:02d}.yaml"
@@ -75,12 +84,27 @@ class SharedStack:
 
             def note_weights(_: Path) -> Path:
                 weights.append(job.trainers.publish(version=10**6)["crc32"])
+                if job.trained_steps == stop_after:
+                    raise Stopped
                 return run.report_path
 
+            if resume is not None:
+                job.resume(resume)
+            raises = Stopped if stop_after else raises
             with pytest.raises(raises) if raises else nullcontext() as caught:
                 drive(job, note_weights)
         self.unfinished = ""
         return Done(config, run.path, weights, screen.getvalue(), caught.value if caught else None)
+
+    def small(self) -> RLConfig:
+        """The small job itself."""
+        return load(self.folder / "small.yaml", RLConfig)
+
+    def prompts(self, config: RLConfig) -> list[Prompt]:
+        """Those it trains on."""
+        return preflight(
+            config.model_copy(update={"run": config.run.model_copy(update={"name": "unused"})})
+        ).prompts.train
 
     def begun(self, config: RLConfig, run: RunDirectory, console: Console) -> RLJob:
         """The actors brought to a job's beginning."""
@@ -90,6 +114,10 @@ class SharedStack:
             trainers.begin(trainer_settings(config, run), method, checked.device, config.sync.method, run.path / "sync")
             + [actor.pay_by.remote(config.reward) for actor in rollouts.actors]
         )
+        for engine in rollouts.engines:  # what a stopped job left under way
+            ray.get(engine.actor.withdraw.remote(list(engine.outstanding)))
+            engine.outstanding.clear()
+        rollouts.in_flight, rollouts.sleeps = config.schedule.in_flight, config.schedule.pause_while_training
         synchronise(trainers, rollouts, version=0)
         return RLJob(config, method, checked.prompts, run, self.actors, console)
 

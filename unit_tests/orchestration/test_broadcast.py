@@ -126,7 +126,7 @@ def test_gathering_goes_on_while_a_bucket_is_sent() -> None:
 
 @pytest.mark.parametrize("wrong", ["byte", "tensor", "elements", "version"])
 def test_what_is_not_as_it_was_sent_is_refused(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    joined = Joined(bucket_mib=0.001)
+    joined = Joined(bucket_mib=0.001, timeout_seconds=1.0)
     tensors = [(f"{i}", torch.randn(300)) for i in range(4)]
     version, message = (
         1,

@@ -19,9 +19,9 @@ def test_users_arguments_win() -> None:
 
 
 def test_logprobs_are_those_of_the_sampled_distribution_and_weights_can_be_sent() -> None:
-    arguments = VLLMEngine("some/model", device="cuda", sync_method="disk").arguments
+    arguments = VLLMEngine("some/model", device="cuda").arguments
     assert arguments["logprobs_mode"] == "processed_logprobs"
-    assert arguments["weight_transfer_config"] == {"backend": "disk"}
+    assert arguments["weight_transfer_config"] == {"backend": "feynrl"}
     assert arguments["worker_extension_cls"] == "rollouts.weight_receiver.ReceiverExtension"
 
 

@@ -1,0 +1,136 @@
+"""Overlap against sync on a CPU: seconds per step, and wall-clock to a target reward. One core or more for each side.
+
+    python -m benchmarks.overlap [--seeds 0 1 2] [--steps 30] [--target 0.75]
+
+Runs the default job (configs/grpo.yaml) three ways for every seed, one after the other:
+  sync          trainer and engine in turn, each with its half of the cores: what overlap has to be compared with, since on a
+                cluster the two sides have devices of their own
+  overlap       the same halves at the same time, max_staleness 1
+  sync, shared  in turn, each with all cores: what one machine can also do (left out with --no-shared)
+and prints the median step against the longer of the two sides (aim: at most 1.15), and the seconds until the mean reward of
+five steps reaches the target. Evaluations, checkpoints and start-up are left out on all sides. About 4 minutes a run on 2 cores;
+runs that are there already are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestration.run_directory import read_metrics
+
+SETTINGS = {
+    "sync": ["placement.trainer_cores={half}", "placement.engine_cores={half}"],
+    "overlap": ["schedule.mode=overlap", "placement.trainer_cores={half}", "placement.engine_cores={half}"],
+    "shared": [],
+}
+SMOOTHED_STEPS = 5
+LEFT_OUT = ("eval", "checkpoint")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run shows. Seconds."""
+
+    step: float  # median, evaluations and checkpoints left out
+    generate: float  # median; in overlap, of the time in which the engine had a response running
+    train: float
+    sync: float
+    to_target: float | None
+    final_reward: float  # mean of the last steps
+    staleness: float  # mean over trained tokens, mean of the last steps
+    heldout: float | None  # greedy, at the end
+
+    @classmethod
+    def of(cls, folder: Path, target: float) -> Run:
+        rows = [row for row in read_metrics(folder) if row["step"] > 0]
+        steps = [step_seconds(row) for row in rows]
+        rewards = [row["reward/mean"] for row in rows]
+        smooth = [statistics.fmean(rewards[max(0, i - SMOOTHED_STEPS + 1) : i + 1]) for i in range(len(rows))]
+        reached = next((i for i, reward in enumerate(smooth) if reward >= target and i + 1 >= SMOOTHED_STEPS), None)
+        return cls(
+            step=statistics.median(steps),
+            generate=statistics.median(generate_seconds(row) for row in rows),
+            train=statistics.median(row["time/train_seconds"] for row in rows),
+            sync=statistics.median(row["time/sync_seconds"] for row in rows),
+            to_target=None if reached is None else sum(steps[: reached + 1]),
+            final_reward=statistics.fmean(rewards[-SMOOTHED_STEPS:]),
+            staleness=statistics.fmean(row["train/staleness_mean"] for row in rows[-SMOOTHED_STEPS:]),
+            heldout=rows[-1].get("eval/greedy_accuracy"),
+        )
+
+
+def step_seconds(row: dict[str, float]) -> float:
+    return row["time/step_seconds"] - sum(row[f"time/{phase}_seconds"] for phase in LEFT_OUT)
+
+
+def generate_seconds(row: dict[str, float]) -> float:
+    """Of the engine: in sync mode what the driver waited for, in overlap what the engine was busy for."""
+    if "schedule/engine_busy_share" in row:
+        return row["schedule/engine_busy_share"] * row["time/step_seconds"]
+    return row["time/generate_seconds"]
+
+
+def made(kind: str, seed: int, steps: int, out: Path) -> Path:
+    """The folder of a finished run, which is run now if it is not there."""
+    folder = out / f"{kind}_seed{seed}"
+    if folder.exists() and any(row["step"] == steps for row in read_metrics(folder)):
+        return folder
+    half = max(1, len(os.sched_getaffinity(0)) // 2)
+    settings = [f"run.seed={seed}", f"train.steps={steps}", "eval.every=0", *SETTINGS[kind]]
+    command = [sys.executable, "main_rl.py", "--config", "configs/grpo.yaml", "--run-dir", str(folder)]
+    for setting in settings:
+        command += ["--set", setting.format(half=half)]
+    print(" ".join(command[1:]), flush=True)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return folder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="default: %(default)s")
+    parser.add_argument("--steps", type=int, default=30, help="training steps of each run (default: %(default)s)")
+    parser.add_argument("--target", type=float, default=0.75, help="mean reward over 5 steps (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("runs/overlap"), help="default: %(default)s")
+    parser.add_argument("--no-shared", action="store_true", help="leave out sync on all cores")
+    options = parser.parse_args()
+    kinds = ["sync", "overlap"] + ([] if options.no_shared else ["shared"])
+    runs = {
+        (kind, seed): Run.of(made(kind, seed, options.steps, options.out), options.target)
+        for seed in options.seeds
+        for kind in kinds
+    }
+    report(runs, kinds, options.seeds, options.target)
+
+
+def report(runs: dict[tuple[str, int], Run], kinds: list[str], seeds: list[int], target: float) -> None:
+    print(f"\nseconds; to target: until the mean reward of {SMOOTHED_STEPS} steps is {target:g}")
+    print("run      seed   step  generate  train   sync  to target  final reward  held-out  staleness")
+    for (kind, seed), run in runs.items():
+        reached = "never" if run.to_target is None else f"{run.to_target:.0f}"
+        heldout = "-" if run.heldout is None else f"{run.heldout:.3f}"
+        print(
+            f"{kind:<8} {seed:>4} {run.step:>6.2f} {run.generate:>9.2f} {run.train:>6.2f} {run.sync:>6.2f} {reached:>10} "
+            f"{run.final_reward:>13.3f} {heldout:>9} {run.staleness:>10.2f}"
+        )
+    for seed in seeds:
+        sync, overlap = runs["sync", seed], runs["overlap", seed]
+        longer = max(sync.generate + sync.sync, sync.train + sync.sync)
+        print(
+            f"seed {seed}: overlap's step / longer side (with its part of the sync) {overlap.step / longer:.2f}, "
+            f"/ longer side {overlap.step / max(sync.generate, sync.train):.2f}, "
+            f"/ sync's step {overlap.step / sync.step:.2f}"
+        )
+        for kind in kinds:
+            other = runs[kind, seed]
+            if kind != "overlap" and other.to_target and overlap.to_target:
+                print(f"  to target: {kind} / overlap = {other.to_target / overlap.to_target:.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""What the trainer is fed: prompts are asked as far as staleness allows; finished groups are collected, filtered and handed
+over in batches. Sync mode is staleness 0: a step's groups are asked together and taken together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from configs.schema import RLConfig
+from data_feeds.sampler import PromptSampler
+from orchestration.metrics import Tally
+from orchestration.rollout_group import RolloutGroup, step_askings
+from rollouts.admission import Admission
+from rollouts.filter import apply_filters, filters_of
+from rollouts.records import Group, Prompt, Trajectory
+from rollouts.reuse import ReuseBuffer
+from rollouts.sampling import Sampling
+
+WAIT_SECONDS = 1.0  # at most, before the driver looks around again
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one step trains on, and what else has finished since the last one."""
+
+    fresh: list[Group]  # in order of asking; those that a filter left out without a replacement are among them
+    withdrawn: list[Group]  # left out whole by a filter that refills, in order of asking
+    reused: list[Group]  # trained on before
+
+    @property
+    def groups(self) -> list[Group]:
+        """What goes to the trainer; `Group.trained` says what of it is in the loss."""
+        return [*self.fresh, *self.reused]
+
+    @property
+    def finished(self) -> list[Group]:
+        """What was generated for this step."""
+        return [*self.fresh, *self.withdrawn]
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        """Those of `finished`."""
+        return [t for group in self.finished for t in group.trajectories]
+
+
+@dataclass
+class _Step:
+    """What has happened since the last batch was taken."""
+
+    asked: list[Prompt] = field(default_factory=list)
+    withdrawn: list[Group] = field(default_factory=list)
+    refilled: int = 0  # withdrawn groups in whose place another was, or is to be, asked
+    unfilled: int = 0  # those above rollout.max_refill_rounds: the batch is smaller by them
+
+
+class Feed:
+    """Asks prompts and hands over batches. `note` tells the user something, once."""
+
+    def __init__(
+        self, config: RLConfig, rollouts: RolloutGroup, sampler: PromptSampler, sampling: Sampling,
+        note: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        rollout, schedule = config.rollout, config.schedule
+        self.rollout, self.schedule, self.steps = rollout, schedule, config.train.steps
+        self.rollouts, self.sampler, self.sampling, self.note = rollouts, sampler, sampling, note
+        self.filters = filters_of(rollout.filters)
+        self.reuse = ReuseBuffer(
+            schedule.reuse_versions, schedule.reuse_share, rollout.prompts_per_step, config.run.seed
+        )
+        self.fresh_per_step = rollout.prompts_per_step - self.reuse.groups_per_batch
+        self.admission = Admission(self.fresh_per_step, schedule.staleness, schedule.over_issue)
+        self.next_step = 1  # whose batch is taken next
+        self.first_to_ask: list[Prompt] = []  # before any from the sampler
+        self._asked: dict[str, tuple[int, Prompt]] = {}  # by group id, until trained on or left out: place in the order
+        self._count = 0
+        self._finished: dict[str, Group] = {}
+        self._now = _Step()
+        self._said_unfilled = False
+
+    def begin_after(self, step: int, first_to_ask: list[Prompt]) -> None:
+        """Go on after a step of an earlier process: these prompts come first, since they were asked and not trained on."""
+        self.next_step, self.first_to_ask = step + 1, list(first_to_ask)
+
+    def turn(self, version: int, wait_seconds: float = 0.0) -> None:
+        """Ask as many prompts as may be asked now, and take in what has finished; waits at most that long for the first.
+
+        version: what engines hold.
+
+        Raises:
+            EnginesLost: more engines died than failures.engine_restarts allows.
+            ValueError: a user's filter or environment failed.
+        """
+        self._ask(version)
+        for group in self.rollouts.collect(wait_seconds):
+            self._take_in(group)
+
+    def take(self, version: int) -> Batch:
+        """The next step's batch, once it is complete. Raises: as `turn`."""
+        while (ids := self._complete(version)) is None:
+            self.turn(version, WAIT_SECONDS)
+        fresh = [self._finished.pop(name) for name in self._in_order(ids)]
+        reused = self.reuse.take(version)
+        self.reuse.add(fresh, version)
+        withdrawn = sorted(self._now.withdrawn, key=lambda group: self._asked[group.group_id][0])
+        for group in (*fresh, *withdrawn):
+            del self._asked[group.group_id]
+        batch = Batch(fresh, withdrawn, reused)
+        self.sampler.observe(batch.finished)
+        self._say_unfilled()
+        self.last, self._now = self._now, _Step()
+        self.next_step += 1
+        return batch
+
+    def trained(self, version: int) -> None:
+        """The last batch is trained on, and the policy is at `version`."""
+        self.admission.trained(version)
+
+    def unfinished(self) -> list[Prompt]:
+        """Prompts taken from the sampler whose groups are not trained on yet, in order of asking."""
+        return [prompt for _, prompt in sorted(self._asked.values(), key=lambda entry: entry[0])] + self.first_to_ask
+
+    def _ask(self, version: int) -> None:
+        still_needed = (self.steps - self.next_step + 1) * self.fresh_per_step - self.admission.outstanding
+        count = min(self.admission.room(version), still_needed) - self._now.unfilled
+        if count <= 0:
+            return
+        prompts = self.first_to_ask[:count]
+        del self.first_to_ask[:count]
+        prompts += self.sampler.next(count - len(prompts))
+        askings = step_askings(
+            prompts, self.rollout.responses_per_prompt, f"train-{self.next_step}", tuple(self._now.asked)
+        )
+        self._now.asked += prompts
+        for asking in askings:
+            self.admission.asked(asking.group_id, version)
+            self._asked[asking.group_id] = (self._count, asking.prompt)
+            self._count += 1
+        self.rollouts.ask(askings, self.sampling, self.next_step)
+
+    def _take_in(self, group: Group) -> None:
+        (left_out_by,) = apply_filters(self.filters, [group])
+        if left_out_by is None or not left_out_by.refill:
+            self._finished[group.group_id] = group
+            self.admission.finished(group.group_id)
+            return
+        self.admission.withdrawn(group.group_id)
+        self._now.withdrawn.append(group)
+        if self._now.refilled < self.rollout.max_refill_rounds * self.fresh_per_step:
+            self._now.refilled += 1
+        else:
+            self._now.unfilled += 1
+
+    def _complete(self, version: int) -> list[str] | None:
+        count = self.fresh_per_step - self._now.unfilled
+        return [] if count == 0 else self.admission.batch(version, count)
+
+    def _in_order(self, ids: list[str]) -> list[str]:
+        return sorted(ids, key=lambda name: self._asked[name][0])
+
+    def _say_unfilled(self) -> None:
+        if self._now.unfilled and not self._said_unfilled:
+            self._said_unfilled = True
+            self.note(
+                f"step {self.next_step}: {self._now.unfilled} of {self.rollout.prompts_per_step} groups are missing after "
+                f"{self._now.refilled} further prompts (rollout.max_refill_rounds); the step trains on fewer. Said once; "
+                "rollout/unfilled_groups counts them."
+            )
+
+    def tally(self, batch: Batch, version: int) -> Tally:
+        """Counters of filters, staleness and buffers at the moment the batch was taken."""
+        tally = Tally()
+        if self.filters:
+            self._tally_filters(batch, tally)
+        if self.schedule.mode == "overlap" or batch.reused:
+            self._tally_schedule(batch, version, tally)
+        return tally
+
+    def _tally_filters(self, batch: Batch, tally: Tally) -> None:
+        dropped = [t for t in batch.trajectories if t.dropped_by is not None]
+        tally.total("rollout/dropped_responses", len(dropped))
+        tally.total("rollout/dropped_in_baseline", sum(t.in_baseline for t in dropped))
+        tally.total(
+            "rollout/filtered_groups",
+            sum(all(t.dropped_by is not None for t in group.scored) for group in batch.finished),
+        )
+        for used in self.filters:
+            tally.total(f"rollout/filtered/{used.name}", sum(t.dropped_by == used.name for t in dropped))
+        if any(used.refill for used in self.filters):
+            tally.total("rollout/refilled_groups", self.last.refilled)
+            tally.total("rollout/unfilled_groups", self.last.unfilled)
+
+    def _tally_schedule(self, batch: Batch, version: int, tally: Tally) -> None:
+        trained = [t for group in batch.groups for t in group.trained if t.action_tokens]
+        staleness = version - np.concatenate([t.versions[t.is_action] for t in trained] or [np.zeros(0, np.int32)])
+        for versions in range(self.schedule.staleness + self.schedule.reuse_versions + 1):
+            tally.add_values(f"schedule/staleness/{versions}", staleness == versions)
+        tally.add_values("schedule/spanning_share", [len(np.unique(t.versions[t.is_action])) > 1 for t in trained])
+        tally.add("schedule/reused_share", len(batch.reused), len(batch.groups))
+        tally.total("schedule/ready_groups", self.admission.ready)
+        tally.total("schedule/running_groups", self.admission.running)

@@ -1,0 +1,86 @@
+"""Overlap, partial rollouts, reuse and resumption on the shared stack: whole jobs, a few real steps each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestration.run_directory import checkpoints, read_samples
+from unit_tests.e2e.shared_stack import Done, SharedStack
+
+pytestmark = [pytest.mark.e2e]
+
+OVERLAP = {"mode": "overlap", "max_staleness": 1}
+TRAIN = {"steps": 4, "updates_per_step": 1}
+
+
+def groups_of(done: Done, step: int) -> set[str]:
+    return {sample["group"] for sample in read_samples(done.path, step)}
+
+
+def check_bounded(done: Done, staleness: int = 1) -> None:
+    """Every step has a full batch of groups that no other step has, none of them too old, and the weights are proven."""
+    asked, steps = done.config.rollout.prompts_per_step, done.config.train.steps
+    seen = [groups_of(done, step) for step in range(1, steps + 1)]
+    assert all(len(groups) == asked for groups in seen) and len(set().union(*seen)) == asked * steps
+    for row in done.rows[1:]:
+        assert row["train/staleness_max"] <= staleness
+        shares = [row[f"schedule/staleness/{age}"] for age in range(staleness + 1)]
+        assert sum(shares) == pytest.approx(1), shares
+        assert row["sync/probe_gap_max"] < 1e-3
+        assert row["objective/correction_weight"] > 0, "off-policy by default, and visible"
+    assert done.rows[-1]["schedule/running_groups"] == done.rows[-1]["schedule/ready_groups"] == 0, (
+        "nothing to throw away"
+    )
+    assert done.weights[0] != done.weights[-1]
+
+
+@pytest.mark.parametrize("in_flight", ["recompute", "keep_cache", "drain", "abort"])
+def test_overlap_trains_on_tokens_of_bounded_age(stack: SharedStack, in_flight: str) -> None:
+    done = stack.run({"schedule": {**OVERLAP, "in_flight": in_flight}, "train": TRAIN})
+    check_bounded(done)
+    assert done.rows[2]["schedule/staleness/1"] > 0, "the second batch was asked while the first was trained on"
+
+
+def test_partial_rollouts_on_shared_devices(stack: SharedStack) -> None:
+    """Engines stand still while the trainer works; what was asked ahead goes on afterwards."""
+    schedule = {**OVERLAP, "pause_while_training": True, "over_issue": 0.5, "in_flight": "abort"}
+    done = stack.run({"schedule": schedule, "train": TRAIN})
+    check_bounded(done)
+    assert all(row["schedule/engine_paused_seconds"] > 0 for row in done.rows[1:])
+    assert all(row["schedule/running_groups"] + row["schedule/ready_groups"] <= 4 for row in done.rows[1:])
+
+
+def test_groups_are_reused_as_often_as_the_configuration_says(stack: SharedStack) -> None:
+    done = stack.run({"schedule": {"reuse_versions": 1, "reuse_share": 0.25}, "train": TRAIN})
+    assert [len(groups_of(done, step)) for step in range(1, 5)] == [6] * 4, "a quarter of eight is not generated"
+    assert all(row["schedule/reused_share"] == 0.25 for row in done.rows[2:])
+    assert all(row["train/staleness_max"] == 1 for row in done.rows[2:])
+
+
+@pytest.mark.parametrize("schedule", [{}, OVERLAP], ids=["sync", "overlap"])
+def test_a_stopped_job_goes_on(stack: SharedStack, schedule: dict[str, Any]) -> None:
+    """In sync mode with the very numbers of the job that was not stopped; in overlap with the prompts that were under way."""
+    job = {"schedule": schedule, "train": TRAIN, "checkpoint": {"every": 1}, "eval": {"every": 2}}
+    half = stack.run(job, stop_after=2)
+    older, newest = checkpoints(half.path)
+    assert not (older / "resume").exists() and (newest / "resume").exists(), "only the newest keeps its state"
+    again = stack.run(job, resume=newest)
+    assert [row["step"] for row in again.rows] == [3, 4]
+    asked = [prompt for step in (1, 2) for prompt in prompts_of(half, step)]
+    asked += [prompt for step in (3, 4) for prompt in prompts_of(again, step)]
+    assert len(set(asked)) == 4 * half.config.rollout.prompts_per_step, "no prompt was lost, and none asked twice"
+    if not schedule:
+        whole = stack.run(job)
+        for row, other in zip(whole.rows[3:], again.rows, strict=True):
+            timed = {
+                name for name in row if name.startswith("time/") or "per_second" in name or name.endswith("_seconds")
+            }
+            for name in row.keys() - timed:
+                assert row[name] == pytest.approx(other[name], rel=1e-4, abs=1e-5), name
+        assert whole.weights[-1] == again.weights[-1], "the same bits"
+
+
+def prompts_of(done: Done, step: int) -> set[str]:
+    return {sample["prompt_id"] for sample in read_samples(done.path, step)}
