@@ -46,6 +46,12 @@ def schedule_problems(config: RLConfig) -> Iterator[Problem]:
             f"{schedule.over_issue:g} batches ahead would be older than schedule.max_staleness {schedule.max_staleness} "
             "when they are trained on; use at most that",
         )
+    if schedule.staleness and schedule.pause_while_training and schedule.in_flight == "drain":
+        yield (
+            "schedule.in_flight",
+            "drain finishes responses before weights come, and with schedule.pause_while_training the engine stands still "
+            "then; use recompute or abort",
+        )
     if (schedule.reuse_share > 0) != (schedule.reuse_versions > 0):
         yield (
             "schedule.reuse_share",
