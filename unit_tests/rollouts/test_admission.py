@@ -69,12 +69,12 @@ def test_overlap_asks_one_batch_ahead_while_training_and_waits_for_stragglers() 
     assert admission.room(0) == 0, "two of version 0 are out already, and only version 1 may still train on them"
     assert admission.room(1) == 2
     ask(admission, 1, "ef")
-    finish(admission, "efa")
+    finish(admission, "ea")
     assert admission.batch(1) is None, "c must be in this batch: at version 2 it would be two versions old"
     assert admission.awaited(1) == ["c"]
     finish(admission, "c")
     assert admission.batch(1) == ["a", "c"]
-    assert admission.state == {"e": (2, True), "f": (2, True)}
+    assert admission.state == {"e": (2, True), "f": (2, False)}
 
 
 def test_an_order_that_leaves_too_many_of_one_deadline_waits() -> None:
