@@ -22,8 +22,10 @@ from orchestration.rollout_actor import RolloutActor, engine_arguments
 from orchestration.run_directory import RunDirectory
 from orchestration.watchdog import EngineLost, EnginesLost, Watch
 from rollouts.engine import WeightLoadError
+from rollouts.engine import LoadReport
 from rollouts.records import Group, Prompt, Trajectory
 from rollouts.sampling import Sampling
+from rollouts.transfer_group import TransferFailed
 from rollouts.worker import Asking, Collected
 
 WAIT_SECONDS = 1.0  # at most, before the driver looks around again
@@ -57,6 +59,7 @@ class RolloutGroup:
         self.sleeps = False  # while the trainer works
         self._update: tuple[int, dict[str, Any]] | None = None  # the weights that engines should hold
         self._is_asleep = False
+        self._holds_back = False  # new engines are not given weights now
         self._arrived: list[Group] = []  # collected while something else was waited for
         self._deaths: list[str] = []
         self._tally = Tally()
@@ -144,7 +147,7 @@ class RolloutGroup:
         for engine in self.engines:
             try:
                 self._arrived += engine.take_in()
-                if engine.state == "started" and not self._is_asleep:
+                if engine.state == "started" and not self._holds_back:
                     self._bring_up(engine)
                 engine.refuse_stalled()
             except EngineLost as lost:
@@ -153,9 +156,13 @@ class RolloutGroup:
     def _bring_up(self, engine: EngineHandle) -> None:
         """Give a new engine the weights, and what it is to generate."""
         if self.on_restart is not None:
-            if not self.on_restart(engine.actor):
-                return
-            engine.use()
+            try:
+                has_come = self.on_restart(engine.actor)
+            except (WeightLoadError, TransferFailed) as error:
+                how = f"{engine.name} was started again and did not take the weights: {error}"
+                raise self.watch.lose([engine.member], how, "begin again") from error
+            if has_come:
+                engine.use()
         elif self._update is None:
             engine.use()
         else:
@@ -217,7 +224,17 @@ class RolloutGroup:
             EnginesLost: as `collect`.
         """
         self._update = (version, update)
-        engines = self._started()
+        self._holds_back = True  # a new engine is to get this version, not the one before
+        try:
+            reports: list[Any] = []
+            while not reports:
+                reports = self._load_into(self._started(), version, update)
+            return reports
+        finally:
+            self._holds_back = self._is_asleep
+
+    def _load_into(self, engines: list[EngineHandle], version: int, update: dict[str, Any]) -> list[Any]:
+        """The reports of those that were not lost meanwhile."""
         for engine in engines:
             engine.load(version, update, self.in_flight)
         reports, refused = [], None
@@ -232,11 +249,30 @@ class RolloutGroup:
             raise refused
         return reports
 
+    def begin_load(self, version: int, update: dict[str, Any]) -> None:
+        """As `load_weights`, without waiting: `collect` sees it through, and raises what it raises."""
+        self._update = (version, update)
+        for engine in self.engines:
+            if engine.is_in_use:
+                engine.report = None
+                engine.load(version, update, self.in_flight)
+
+    @property
+    def is_loading(self) -> bool:
+        return any(engine.is_loading for engine in self.engines)
+
+    @property
+    def load_reports(self) -> list[LoadReport]:
+        """Of the engines that have taken what `begin_load` began; one that was replaced meanwhile has none."""
+        return [engine.report for engine in self.engines if engine.report is not None]
+
     def probe(self, prompts: list[Prompt], sampling: Sampling, step: int) -> list[Trajectory]:
-        """Short continuations from every engine that has started. Raises: EnginesLost."""
+        """Short continuations from every engine that holds the current weights. Raises: EnginesLost."""
         found: list[Trajectory] = []
         while not found:
-            calls = [(engine, engine.actor.probe.remote(prompts, sampling, step)) for engine in self._started()]
+            while not (usable := [engine for engine in self.engines if engine.state == "usable"]):
+                self._turn(WAIT_SECONDS)
+            calls = [(engine, engine.actor.probe.remote(prompts, sampling, step)) for engine in usable]
             for engine, call in calls:
                 try:
                     found += self.watch.get([call], doing=f"probe, step {step}")[0]
@@ -246,13 +282,13 @@ class RolloutGroup:
 
     def sleep(self) -> None:
         """Stop generating, and give accelerator memory back, until `wake`."""
-        self._is_asleep = True
+        self._is_asleep = self._holds_back = True
         self._all("sleep")
 
     def wake(self) -> None:
         """Take the memory again, and go on."""
         self._all("wake")
-        self._is_asleep = False
+        self._is_asleep = self._holds_back = False
 
     def _all(self, what: str) -> None:
         calls = [(engine, getattr(engine.actor, what).remote()) for engine in self.engines if engine.is_in_use]

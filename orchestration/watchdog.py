@@ -142,14 +142,8 @@ class Watch:
     def refuse_stalled(
         self, members: Sequence[Member], doing: str, waited_seconds: float, stall_seconds: float | None = None
     ) -> None:
-        """Raises: Lost, when one of them stands still that was waited for so long. Those that do not answer are to blame
-        before those that answer and do not move: they may be waiting for the former."""
-        limit = stall_seconds or self.stall_seconds
-        silent = [m for m in members if m.silent_seconds >= max(limit / 2, min(limit, 3 * BEAT_SECONDS))]
-        stalled = [m for m in silent if m.silent_seconds >= limit]
-        if not silent:
-            stalled = [m for m in members if m.still_seconds(waited_seconds) >= limit]
-        if stalled:
+        """Raises: Lost, when one of them stands still that was waited for so long."""
+        if stalled := standing_still(members, waited_seconds, stall_seconds or self.stall_seconds):
             raise self.lose(stalled, stalled[0].state(), doing)
 
     def lose(self, members: Sequence[Member], how: str, doing: str) -> Lost:
@@ -206,6 +200,16 @@ class Watch:
                 except RayActorError as error:
                     return self._failure(member, error, doing)
         return None
+
+
+def standing_still(members: Sequence[Member], waited_seconds: float, limit_seconds: float) -> list[Member]:
+    """Those to blame. Who does not answer is, before those that answer and do not move: they may be waiting for the former,
+    also when its silence is not long enough yet."""
+    suspicious_seconds = max(limit_seconds / 2, min(limit_seconds, 3 * BEAT_SECONDS))
+    silent = [m for m in members if m.silent_seconds >= suspicious_seconds]
+    if silent:
+        return [m for m in silent if m.silent_seconds >= limit_seconds]
+    return [m for m in members if m.still_seconds(waited_seconds) >= limit_seconds]
 
 
 def _how_ray_says_it(error: RayActorError) -> str:

@@ -6,38 +6,42 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 
-from configs.load import method_for
-from configs.schema import RLConfig
+from configs.load import method_for, to_yaml
 from orchestration.cluster import trainer_settings
+from orchestration.cores import core_plan
 from orchestration.devices import resolve
-from orchestration.run_directory import RunDirectory
+from orchestration.frozen import frozen_columns
+from orchestration.rollout_group import step_askings
+from orchestration.run_directory import RunDirectory, read_metrics
 from orchestration.trainer_actor import TrainerGroup
 from orchestration.update import prepare_updates
-from orchestration.watchdog import EnginesLost, TrainerLost, Watch
+from orchestration.watchdog import EnginesLost, Member, TrainerLost, Watch
 from rollouts.records import Group
 from rollouts.sampling import Sampling
 from unit_tests.e2e.shared_stack import SharedStack
+from unit_tests.e2e.test_grpo_tiny import ending, marked_processes, started_rl
 
 pytestmark = pytest.mark.e2e
 
-SAMPLES = 32
+SAMPLES = 8
 SAMPLING = Sampling(max_new_tokens=8, seeded=True)  # asked again, a response is the same
-STALL_SECONDS = 6.0
+STALL_SECONDS = 8.0
+RANKS = 2
 
 
 def tokens(groups: list[Group]) -> dict[tuple[str, int], list[int]]:
     return {(g.prompt.prompt_id, t.sample): t.token_ids.tolist() for g in groups for t in g.trajectories}
 
 
-def beat_pid(member) -> int:
-    """The process of a watched actor."""
+def pid_of(member: Member) -> int:
+    """The process of a watched actor, which has answered before."""
     assert member.beat is not None
     return member.beat.pid
 
@@ -48,8 +52,16 @@ def core_of(pid: int) -> int:
     return core
 
 
-def is_gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+def is_alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def gone_within(seconds: float, left: Callable[[], list[str]]) -> list[str]:
+    """What is left after that time at the latest."""
+    deadline = time.monotonic() + seconds
+    while (found := left()) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return found
 
 
 @contextmanager
@@ -61,37 +73,133 @@ def quick_to_judge(watch: Watch) -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("victim", "deadly", "said"),
-    [("core", signal.SIGKILL, "SIGKILL"), ("actor", signal.SIGKILL, "died"), ("actor", signal.SIGSTOP, "not answered"),
-     ("core", signal.SIGSTOP, "under way' for")],
-)  # fmt: skip
-def test_a_lost_engine_is_replaced_and_nothing_is_lost(stack: SharedStack, victim, deadly, said) -> None:
-    config, rollouts = stack.small(), stack.actors.rollouts
-    prompts = stack.prompts(config)[:48]
+    [
+        ("vLLM", signal.SIGKILL, "vLLM's process died"),
+        ("actor", signal.SIGKILL, "died"),
+        ("vLLM", signal.SIGSTOP, "has been in 'generate, "),
+        ("actor", signal.SIGSTOP, "has not answered for"),
+    ],
+)
+def test_a_lost_engine_is_replaced_and_nothing_is_lost(
+    stack: SharedStack, victim: str, deadly: signal.Signals, said: str
+) -> None:
+    rollouts, prompts = stack.actors.rollouts, stack.prompts(stack.small())[:32]
     expected = tokens(rollouts.generate(prompts, SAMPLES, SAMPLING, 0, "undisturbed").groups)
-    engine, notes = rollouts.engines[0], []
+    notes: list[str] = []
     rollouts.restarts_left, rollouts.note = 1, notes.append
     rollouts.tally()
-    actor = beat_pid(engine.member)
+    actor = pid_of(rollouts.engines[0].member)
     core = core_of(actor)
-    from orchestration.rollout_group import step_askings
-
-    askings = step_askings(prompts, SAMPLES, f"{victim}-{deadly}", ())
-    rollouts.ask(askings, SAMPLING, 0)
-    groups = []
+    askings = step_askings(prompts, SAMPLES, f"{victim}-{deadly.name}", ())
+    rollouts.ask(askings[:16], SAMPLING, 0)
+    groups: list[Group] = []
     while not groups:
         groups = rollouts.collect(5.0)
-    assert rollouts.unfinished, "too late: all is generated"
-    os.kill(core if victim == "core" else actor, deadly)
-    began = time.monotonic()
+    os.kill(core, signal.SIGSTOP)  # in the middle of what was asked, and so that what is asked now does not get ready
+    rollouts.ask(askings[16:], SAMPLING, 0)
+    groups += rollouts.collect(2.0)
+    assert len(rollouts.unfinished) >= 16
+    os.kill(core if victim == "vLLM" else actor, deadly)
     with quick_to_judge(rollouts.watch):
         while rollouts.unfinished:
             groups += rollouts.collect(5.0)
-    print(f"{victim} {deadly.name}: {time.monotonic() - began:.1f} s", notes)
-    assert tokens(groups) == expected
     assert len(groups) == len(prompts)
+    assert tokens(groups) == expected
     assert all(t.reward is not None for g in groups for t in g.trajectories)
-    assert len(notes) == 1
-    assert said in notes[0] and "engine 0" in notes[0] and str(actor) in notes[0]
-    assert rollouts.tally().means()["rollout/engine_restarts"] == 1
-    assert is_gone(actor)
-    assert is_gone(core)
+    (note,) = notes
+    for words in (said, "engine 0", str(actor)):
+        assert words in note
+    counted = rollouts.tally().means()
+    assert counted["rollout/engine_restarts"] == 1
+    assert counted["rollout/reasked_groups"] >= 16
+    assert not is_alive(actor)
+    assert not is_alive(core)
+
+
+def test_an_engine_lost_too_often_ends_the_run(stack: SharedStack) -> None:
+    rollouts, prompts = stack.actors.rollouts, stack.prompts(stack.small())[:4]
+    expected = tokens(rollouts.generate(prompts, SAMPLES, SAMPLING, 0, "before").groups)
+    engine, before = rollouts.engines[0], list(rollouts._deaths)
+    rollouts.restarts_left = 0
+    core = core_of(pid_of(engine.member))
+    os.kill(core, signal.SIGSTOP)
+    rollouts.ask(step_askings(prompts, SAMPLES, "too-often", ()), SAMPLING, 0)
+    rollouts.collect(1.0)
+    os.kill(core, signal.SIGKILL)
+    with pytest.raises(EnginesLost) as lost:
+        while True:
+            rollouts.collect(5.0)
+    for words in ("engine 0", "signal SIGKILL", f"loss number {len(before) + 1} of this run", engine.log_file, *before):
+        assert words in str(lost.value)
+    engine.begin_again()  # for the tests that come
+    groups: list[Group] = []
+    while rollouts.unfinished:
+        groups += rollouts.collect(5.0)
+    assert tokens(groups) == expected
+
+
+@contextmanager
+def two_ranks(stack: SharedStack, folder: Path) -> Iterator[tuple[TrainerGroup, list]]:
+    """Trainer ranks of their own, and something for them to do."""
+    config = stack.small()
+    device, method = resolve("cpu"), method_for(config)
+    run = RunDirectory.create(folder / "run", to_yaml(config))
+    watch = Watch(STALL_SECONDS)
+    options = [{"num_cpus": 0} for _ in range(RANKS)]
+    trainers = TrainerGroup.create(device, run, options, core_plan(config, device), watch)
+    starting = trainers.begin(trainer_settings(config, run), method, device, "direct", run.path / "sync")
+    watch.get(starting, "start", stall_seconds=300)
+    groups = stack.actors.rollouts.generate(stack.prompts(config)[:16], SAMPLES, SAMPLING, 1, folder.name).groups
+    frozen = lambda t, names: frozen_columns(trainers, t, names, 0, config.train.max_tokens_per_micro_batch, False)  # noqa: E731
+    updates, _ = prepare_updates(groups, method, config, 0, frozen)
+    assert updates
+    yield trainers, updates
+    trainers.abandon()
+
+
+@pytest.mark.parametrize("deadly", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_trainer_rank_is_named_in_time(stack: SharedStack, deadly: signal.Signals, tmp_path: Path) -> None:
+    struck: list[float] = []
+    with two_ranks(stack, tmp_path) as (trainers, updates):
+        trainers.step(updates, 1)
+        victim = trainers.members[1]
+
+        def strike() -> None:
+            if not struck and victim.beat and "micro-batch" in victim.beat.phase:
+                struck.append(time.monotonic())
+                os.kill(victim.beat.pid, deadly)
+
+        with pytest.raises(TrainerLost) as lost:
+            trainers.step(updates * 20_000, 2, strike)
+        seconds = time.monotonic() - struck[0]
+        pids = [pid_of(member) for member in trainers.members]
+    said = str(lost.value)
+    print(said)
+    assert lost.value.name == "trainer rank 1"
+    assert "train, step 2: trainer rank 1" in said and f"pid {pids[1]}" in said and "trainer rank 0 (pid" in said
+    if deadly == signal.SIGSTOP:
+        assert "has not answered for" in said and "' for" in said
+    assert seconds < STALL_SECONDS + 20
+    assert not gone_within(20, lambda: [str(pid) for pid in pids if is_alive(pid)])
+
+
+def test_nobody_outlives_a_killed_driver(tiny_model: Path, tmp_path: Path) -> None:
+    """Not even a process that is frozen."""
+    run = tmp_path / "run"
+    with ending(started_rl(run, tiny_model, "train.steps=10000", "train.ranks=2", "eval.every=0")) as driver:
+        deadline = time.monotonic() + 400
+        while not (run / "metrics.jsonl").exists() or len(read_metrics(run)) < 2:
+            assert driver.poll() is None and time.monotonic() < deadline
+            time.sleep(0.5)
+        time.sleep(6)  # the guard looks around every few seconds
+        everybody = psutil.Process(driver.pid).children(recursive=True)
+        names = " ".join(p.name() for p in everybody)
+        for one in ("raylet", "EngineCore", "TrainerActor", "RolloutActor"):
+            assert one in names
+        (core,) = [p for p in everybody if "EngineCore" in p.name()]
+        core.suspend()
+        driver.kill()
+        driver.wait()
+        left = lambda: [p.name() for p in everybody if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]  # noqa: E731
+        assert not gone_within(60, left)
+        assert not gone_within(5, lambda: [one["name"] for one in marked_processes(run)])

@@ -1,0 +1,86 @@
+"""Who is to blame when the driver waits too long, and what actors say of themselves."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from orchestration.pulse import IDLE, Beat, Pulse
+from orchestration.watchdog import Member, TrainerLost, standing_still
+
+LIMIT = 60.0
+
+
+def member(name: str, still: float = 0.0, silent: float | None = None, phase: str = "backward") -> Member:
+    one = Member(name, actor=None, lost=TrainerLost)
+    one.beat = Beat(phase, still, 7, pid=4242, node="n", host="here")
+    if silent is not None:
+        one._question, one._asked_at = object(), time.monotonic() - silent
+    return one
+
+
+@pytest.mark.parametrize(
+    ("members", "waited", "blamed"),
+    [
+        ([member("a", 5), member("b", 59)], 100, []),
+        ([member("a", 5), member("b", 61)], 100, ["b"]),
+        ([member("a", 61), member("b", 62)], 100, ["a", "b"]),  # they wait for one another
+        ([member("a", 600)], 10, []),  # it had nothing to do before it was waited for
+        ([member("a", 63), member("b", 0, silent=61)], 100, ["b"]),  # a waits for b, which is frozen
+        ([member("a", 63), member("b", 0, silent=59)], 100, []),  # in a moment it will be b's turn, not a's
+        ([member("a", 63), member("b", 0, silent=3)], 100, ["a"]),  # b is only slow to answer
+    ],
+)
+def test_who_is_blamed(members: list[Member], waited: float, blamed: list[str]) -> None:
+    assert [m.name for m in standing_still(members, waited, LIMIT)] == blamed
+
+
+def test_what_is_said_of_them() -> None:
+    assert member("rank 0", 60.4, phase="optimizer step").state() == (
+        "rank 0 (pid 4242 on here) has been in 'optimizer step' for 60 s"
+    )
+    assert member("rank 1", silent=61, phase="backward").state() == (
+        "rank 1 (pid 4242 on here) has not answered for 61 s; before that it was in 'backward'"
+    )
+    assert Member("rank 2", None, TrainerLost).state() == "rank 2 has never answered"
+
+
+def test_a_pulse_is_read_by_another_thread_while_its_own_is_busy() -> None:
+    pulse, may_end, found = Pulse(), threading.Event(), []
+
+    def work() -> None:
+        with pulse.during("step 1"):
+            for i in range(3):
+                pulse.enter(f"micro-batch {i}")
+            may_end.wait(10)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    while "2" not in pulse._state[0]:
+        time.sleep(0.01)
+    time.sleep(0.2)
+    found.append(pulse._state)
+    may_end.set()
+    thread.join()
+    phase, since, count = found[0]
+    assert (phase, count) == ("micro-batch 2", 4)
+    assert time.monotonic() - since >= 0.2
+    assert pulse._state[0] == IDLE
+    assert pulse._state[2] == 5
+
+
+def test_a_phase_ends_also_by_an_error() -> None:
+    pulse = Pulse()
+    with pytest.raises(ValueError), pulse.during("write"):
+        raise ValueError
+    assert pulse._state[0] == IDLE
+
+
+def test_every_thing_that_passes_is_a_movement() -> None:
+    pulse = Pulse()
+    pulse.enter("publish")
+    assert list(pulse.moved_by(iter("abc"))) == ["a", "b", "c"]
+    assert pulse._state[0] == "publish"
+    assert pulse._state[2] == 4
