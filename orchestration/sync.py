@@ -22,7 +22,8 @@ from rollouts.transfer_group import TransferFailed
 
 FALL_BACK: dict[SyncMethod, SyncMethod] = {"nccl": "direct", "direct": "disk"}
 JOIN_SECONDS = 120.0  # for a group to come together; NCCL's first connection between machines takes tens of seconds
-JOINING, SENDING, LOADING = "joining the weight group", "broadcasting weights", "loading broadcast weights"
+JOINING, PUBLISHING, SENDING = "joining the weight group", "publishing weights", "broadcasting weights"
+LOADING = "loading weights into a new engine"
 FAILURES = (WeightLoadError, TransferFailed, OSError, ValueError)
 
 
@@ -73,23 +74,51 @@ class WeightSync:
         self._until_it_works(lambda: self._push(version, tally), tally)
         return tally
 
+    def publish(self, version: int) -> tuple[dict[str, Any], Tally]:
+        """The first half of `push`, for methods that leave a version where engines take it when they like: the notice that
+        engines load it by. Raises SyncError."""
+        assert self.method != "nccl", "a broadcast takes both sides"
+        tally = Tally()
+        started = time.monotonic()
+        try:
+            notice = self.get(self.trainers.begin_publish(version, self.method), f"publishing version {version}")[0]
+        except FAILURES as error:
+            self._fall_back(error)
+            raise  # _fall_back raises in overlap mode, the only one that comes here
+        self._version, self._notice = version, notice
+        tally.total("sync/bytes", notice["size_bytes"])
+        tally.total("sync/publish_seconds", time.monotonic() - started)
+        tally.total("sync/fallbacks", 0)
+        return notice, tally
+
     def load_current(self, actor: Any) -> bool:
         """Bring an engine that was started again to the version pushed last; without one, it starts from the right weights.
 
         False: that version is nowhere any more (nccl, after a training step began); the next `push` brings it.
-        Raises WeightLoadError, TransferFailed: the engine could not take it.
+        Raises SyncError: as `push`.
         """
-        version, notice = self._version, self._notice
-        if version is None:
+        if self._version is None:
             return True
-        if notice is not None:
-            self.get([actor.load_weights.remote(version, notice)], "loading weights into a new engine")
-            return True
-        if self.trainers.weights_moved:
+        if self._notice is None and self.trainers.weights_moved:
             return False
-        self._connect([actor])  # the next push makes the group of all
-        self._broadcast(version, lambda update: self.get([actor.load_weights.remote(version, update)], LOADING))
+        self._until_it_works(lambda: self._load_current(actor), Tally())
         return True
+
+    def _load_current(self, actor: Any) -> None:
+        version = self._version
+        assert version is not None
+
+        def load(update: dict[str, Any]) -> list[Any]:
+            return self.get([actor.load_weights.remote(version, update)], LOADING)
+
+        if self.method == "nccl":
+            self._connect([actor])
+            self._connected = []  # the next push makes the group of all
+            self._broadcast(version, load)
+        else:
+            if self._notice is None:  # the last push was a broadcast
+                self._notice = self.get(self.trainers.begin_publish(version, self.method), PUBLISHING)[0]
+            load(self._notice)
 
     def prove(self, version: int, prompts: list[Prompt], sampling: Sampling) -> Tally:
         """As the function `prove`."""
@@ -104,7 +133,7 @@ class WeightSync:
             publish_seconds = sent["seconds"]
         else:
             publishing = self.trainers.begin_publish(version, self.method)
-            sent = notice = self.get(publishing, f"publishing version {version}")[0]
+            sent = notice = self.get(publishing, PUBLISHING)[0]
             publish_seconds = time.monotonic() - started
             reports = self.rollouts.load_weights(version, notice)
         seconds = time.monotonic() - started
@@ -149,12 +178,11 @@ class WeightSync:
         """Also when it works at once, sync/fallbacks is counted. Raises SyncError."""
         fallbacks = 0
         while True:
-            members = self._connected
             try:
                 attempt()
                 break
             except FAILURES as error:
-                self._connected = []
+                members, self._connected = self._connected, []
                 if self.method == "nccl" and members and members != self.rollouts.actors:
                     continue  # an engine was lost, and the group with it; the others are as good as before
                 self._fall_back(error)

@@ -19,8 +19,8 @@ class WeightSender:
     """Lives on trainer rank 0; one per run."""
 
     def __init__(self, method: SyncMethod, folder: Path, device: DeviceSpec) -> None:
-        """method: used when none is named. folder: of `disk`."""
-        self.method, self.folder, self.device = method, folder, device
+        """method: the first to be used, prepared now. folder: of `disk`."""
+        self.folder, self.device = folder, device
         self.publisher: WeightPublisher | None = None
         self.broadcast: WeightBroadcaster | None = None
         if method != "nccl":
@@ -31,13 +31,12 @@ class WeightSender:
         version: int,
         named_tensors: Iterable[tuple[str, Tensor]],
         adapter: dict[str, Any] | None,
-        method: SyncMethod | None = None,
+        method: SyncMethod,
     ) -> dict[str, Any]:
         """As `WeightPublisher.publish` and `WeightBroadcaster.send`, whichever the method asks for.
 
         Raises what these raise.
         """
-        method = method or self.method
         if method == "nccl":
             if self.broadcast is None:
                 raise TransferFailed("no weight group was offered yet")
@@ -47,7 +46,8 @@ class WeightSender:
     def _use_file(self, method: SyncMethod) -> WeightPublisher:
         assert method != "nccl"
         if self.publisher is None or self.publisher.method != method:
-            self.close()
+            if self.publisher is not None:
+                self.publisher.close()
             self.publisher = WeightPublisher(method, self.folder)
         return self.publisher
 

@@ -163,9 +163,10 @@ class WeightReceiver(WeightTransferEngine[JoinGroup, FileUpdate]):
         initialize_layerwise_reload(self.model)
         try:
             for named in parts:
-                if twice := names & {name for name, _ in named}:
-                    raise ValueError(f"{min(twice)} was sent twice")
-                names |= {name for name, _ in named}
+                for name, _ in named:
+                    if name in names:
+                        raise ValueError(f"{name} was sent twice")
+                    names.add(name)
                 self.model.load_weights(named)
             incomplete = incomplete_layers(self.model, except_heads={id(head) for head, _ in self.tied})
         finally:

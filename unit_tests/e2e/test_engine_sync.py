@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +19,9 @@ import pytest
 import torch
 
 from configs.lora import Lora
+from orchestration import broadcast
+from orchestration.broadcast import WeightBroadcaster
+from orchestration.devices import resolve
 from orchestration.lora import adapter_tensors, add_adapters, load_adapter, merged_tensors
 from orchestration.probe import TOLERANCE_BY_DTYPE, ProbeFailed, compare
 from orchestration.weight_sync import WeightPublisher
@@ -22,6 +32,7 @@ from unit_tests.e2e.engine_pair import PROMPTS, Pair, published_tensors, random_
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
+ROOT = Path(__file__).parents[2]
 LORA = Lora(rank=4, alpha=6, rank_stabilised=True)
 
 
@@ -205,3 +216,149 @@ def test_the_probe_catches_a_stale_tied_head(pair: Pair, publisher: WeightPublis
     forget(False)
     pair.sync(publisher, seed=10)
     assert mean_gap() < 1e-4
+
+
+class Sender:
+    """A trainer's end of a weight group with the pair's engine."""
+
+    def __init__(self, pair: Pair, workers: int = 1) -> None:
+        self.pair, self.size = pair, 1 + workers
+        self.pool = ThreadPoolExecutor(1)
+        self.sender = WeightBroadcaster(resolve("cpu"), bucket_mib=0.05)
+
+    def join(self) -> None:
+        offer = self.sender.offer()
+        told = {**offer, "first_rank": 1, "size": self.size, "timeout_seconds": 10.0, "join_seconds": 30.0}
+        joining = self.pool.submit(self.sender.join, offer, self.size, 10.0, 30.0)
+        self.pair.run(self.pair.engine.join_transfer(told))
+        joining.result()
+
+    async def push(self, version: int, tensors: list[tuple[str, torch.Tensor]]) -> None:
+        sending = self.pool.submit(self.sender.send, version, iter(tensors))
+        await self.pair.engine.load_weights(version, {"version": version})
+        sending.result()
+
+    def sync(self, seed: int) -> None:
+        """New random weights, broadcast and loaded."""
+        self.pair.model, self.pair.version = random_model(seed), self.pair.version + 1
+        self.pair.run(self.push(self.pair.version, published_tensors(self.pair.model)))
+
+
+@pytest.fixture
+def sender(pair: Pair) -> Iterator[Sender]:
+    sender = Sender(pair)
+    sender.join()
+    yield sender
+    sender.sender.close()
+    sender.pool.shutdown()
+
+
+def test_engine_holds_the_broadcast_weights_also_in_a_group_made_anew(pair: Pair, sender: Sender) -> None:
+    sampling = Sampling(max_new_tokens=24)
+    for seed in (41, 42):
+        pair.generate(sampling)  # fills the prefix cache under the old weights
+        sender.sync(seed)
+        made = pair.generate(sampling)
+        assert pair.gap(made, 1.0) < 1e-4
+        assert all((m.versions == pair.version).all() for m in made)
+        sender.join()
+
+
+def test_every_token_is_of_one_version_while_weights_are_broadcast(pair: Pair, sender: Sender) -> None:
+    """Twenty updates under running requests; transformers scores every token under the weights of its version."""
+    first, models = pair.version, {pair.version: pair.model}
+    for i in range(1, 21):
+        models[first + i] = random_model(500 + i)
+    prompt, sampling = PROMPTS[2], Sampling(max_new_tokens=150)
+
+    async def generate_until(done: asyncio.Event, sample: int) -> list[Generation]:
+        made = []
+        while not done.is_set():
+            made.append(await pair.engine.generate(prompt, sampling, len(made), "p", sample))
+        return made
+
+    async def sync_meanwhile() -> list[Generation]:
+        done = asyncio.Event()
+        calls = [asyncio.create_task(generate_until(done, sample)) for sample in range(4)]
+        for version in list(models)[1:]:
+            await asyncio.sleep(0.05)
+            await sender.push(version, published_tensors(models[version]))
+        done.set()
+        return [one for made in await asyncio.gather(*calls) for one in made]
+
+    made = pair.run(sync_meanwhile())
+    pair.model, pair.version = models[first + 20], first + 20
+    assert len({int(v) for m in made for v in m.versions}) > 10
+    assert any(len(set(m.versions)) > 1 for m in made)
+    for one in made:
+        for version in set(one.versions.tolist()):
+            gap = np.abs(reference_logprobs(models[version], prompt, one, 1.0) - one.logprobs)
+            assert gap[one.versions == version].max() < 1e-4
+
+
+def test_a_partial_or_corrupted_broadcast_is_refused(
+    pair: Pair, sender: Sender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors, sampling = published_tensors(random_model(43)), Sampling(max_new_tokens=8)
+
+    def refused(sent: list[tuple[str, torch.Tensor]], why: str) -> None:
+        with pytest.raises(WeightLoadError, match=why):
+            pair.run(sender.push(pair.version + 1, sent))
+        with pytest.raises(WeightLoadError, match=why):
+            pair.generate(sampling)
+        sender.sender.close()
+        sender.join()
+
+    without_key = [(name, t) for name, t in tensors if "layers.1.self_attn.k_proj" not in name]
+    refused(without_key, r"layers\.1\.self_attn\.qkv_proj \(6144 of 8192\)")
+    refused([*tensors, tensors[-1]], "was sent twice")
+    refused([*tensors, ("model.layers.0.bogus", torch.zeros(2))], "bogus")
+    with monkeypatch.context() as patch:
+        patch.setattr(broadcast, "checksum", lambda _: 0)
+        refused(tensors, "other bytes came")
+    sender.sync(seed=44)  # a whole version mends it
+    assert pair.gap(pair.generate(sampling), 1.0) < 1e-4
+
+
+def test_a_trainer_killed_in_the_middle_of_a_broadcast_leaves_an_engine_that_refuses(
+    pair: Pair, tmp_path: Path, publisher: WeightPublisher
+) -> None:
+    torch.save(published_tensors(random_model(45)), tmp_path / "tensors.pt")
+    version = pair.version + 1
+    arguments = ["10", str(tmp_path / "tensors.pt"), "0.2", str(version)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "unit_tests.orchestration.broadcast_sender", *arguments],
+        cwd=ROOT, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    told = {**json.loads(process.stdout.readline()), "first_rank": 1, "size": 2}
+    pair.run(pair.engine.join_transfer({**told, "timeout_seconds": 10.0, "join_seconds": 60.0}))
+
+    async def load_and_kill() -> float:
+        loading = asyncio.create_task(pair.engine.load_weights(version, {"version": version}))
+        for _ in range(4):
+            await asyncio.to_thread(process.stdout.readline)
+        os.kill(process.pid, signal.SIGKILL)
+        killed = time.monotonic()
+        with pytest.raises(WeightLoadError, match="broke off"):
+            await loading
+        return time.monotonic() - killed
+
+    assert pair.run(load_and_kill()) < 8
+    process.communicate()
+    with pytest.raises(WeightLoadError, match="broke off"):
+        pair.generate(Sampling(max_new_tokens=4))
+    pair.sync(publisher, seed=46)  # by another method
+    assert pair.gap(pair.generate(Sampling(max_new_tokens=8)), 1.0) < 1e-4
+
+
+def test_every_worker_of_a_tensor_parallel_engine_takes_its_part_of_a_broadcast(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, tensor_parallel_size=2, distributed_executor_backend="mp")
+    sender = Sender(pair, workers=2)
+    sender.join()
+    for seed in (47, 48):
+        sender.sync(seed)
+        assert pair.gap(pair.generate(Sampling(max_new_tokens=24)), 1.0) < 1e-4
+    sender.sender.close()
+    sender.pool.shutdown()
+    pair.close()

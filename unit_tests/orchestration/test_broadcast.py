@@ -176,13 +176,14 @@ def test_a_sender_that_cannot_go_on_ends_the_transfer() -> None:
 
 
 @pytest.fixture
-def sender_process() -> Iterator[Any]:
+def sender_process(tmp_path: Path) -> Iterator[Any]:
     started: list[subprocess.Popen[str]] = []
 
     def start(
         timeout_seconds: float, tensors: int, seconds_apart: float
     ) -> tuple[subprocess.Popen[str], TransferGroup]:
-        arguments = [str(timeout_seconds), str(tensors), str(seconds_apart)]
+        torch.save([(f"{i}", torch.full((300,), float(i))) for i in range(tensors)], tmp_path / "tensors.pt")
+        arguments = [str(timeout_seconds), str(tmp_path / "tensors.pt"), str(seconds_apart), "1"]
         process = subprocess.Popen(
             [sys.executable, "-m", "unit_tests.orchestration.broadcast_sender", *arguments],
             stdout=subprocess.PIPE, text=True, cwd=ROOT,

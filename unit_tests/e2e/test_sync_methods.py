@@ -1,0 +1,129 @@
+"""Whole jobs by every sync method, and a sync that goes on with the next method, on the session's trainers and engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from configs.schema import RLConfig
+from orchestration import sync
+from orchestration.sync import SyncError, WeightSync, ray_get
+from rollouts.sampling import Sampling
+from unit_tests.e2e.shared_stack import STEPS, SharedStack
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+
+@pytest.mark.parametrize("method", ["nccl", "disk"])
+def test_a_job_learns_by_any_method(stack: SharedStack, method: str) -> None:
+    done = stack.run({"sync": {"method": method, "bucket_mib": 0.01}})
+    rows = done.rows[1:]
+    assert len(rows) == STEPS
+    for row in rows:
+        assert row["sync/fallbacks"] == 0
+        assert row["sync/bytes"] > 1000 and row["sync/gigabytes_per_second"] > 0
+        assert row["sync/pause_seconds"] > 0 and row["sync/publish_seconds"] > 0
+        assert row["sync/probe_gap_max"] < 1e-4
+    assert "warning" not in done.console
+
+
+def spoilt(change: Callable[[dict[str, Any]], None], spoils: str) -> Callable[[list[Any], str], list[Any]]:
+    """Waits for actors, and changes what they say about `spoils` on its way to the engines."""
+
+    def get(futures: list[Any], doing: str) -> list[Any]:
+        found = ray.get(futures)
+        if doing.startswith(spoils):
+            for said in found:
+                if isinstance(said, dict):
+                    change(said)
+        return found
+
+    return get
+
+
+def unreachable(offer: dict[str, Any]) -> None:
+    offer["host"] = "127.0.0.1"
+    offer["port"] = 9  # nobody listens
+
+
+def unreadable(notice: dict[str, Any]) -> None:
+    if notice["path"].startswith("/proc/"):
+        notice["path"] = "/proc/1/fd/9999"
+
+
+def weight_sync(
+    stack: SharedStack, method: str, mode: str, get: Callable[[list[Any], str], list[Any]]
+) -> tuple[WeightSync, RLConfig, list[str]]:
+    config, warnings = stack.small(), []
+    config = config.model_copy(
+        update={
+            "sync": config.sync.model_copy(update={"method": method}),
+            "schedule": config.schedule.model_copy(update={"mode": mode}),
+        }
+    )
+    assert stack.actors.trainers is not None
+    return WeightSync(config, stack.actors.trainers, stack.actors.rollouts, warnings.append, get), config, warnings
+
+
+@pytest.fixture
+def short_joining(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sync, "JOIN_SECONDS", 2.0)
+
+
+@pytest.mark.usefixtures("short_joining")
+def test_a_group_that_cannot_be_joined_is_followed_by_shared_memory(stack: SharedStack) -> None:
+    weights, config, warnings = weight_sync(stack, "nccl", "sync", spoilt(unreachable, sync.JOINING))
+    tally = weights.push(5).means()
+    assert tally["sync/fallbacks"] == 1
+    assert weights.method == "direct"
+    assert len(warnings) == 1
+    assert warnings[0].startswith("sync.method nccl failed: rank ") and "could not join" in warnings[0]
+    assert "goes on with direct" in warnings[0]
+    sampling = Sampling.of_rollout(config.rollout, run_seed=0)
+    assert weights.prove(5, stack.prompts(config)[:4], sampling).means()["sync/probe_gap_max"] < 1e-4
+    assert weights.push(6).means()["sync/fallbacks"] == 0
+
+
+def test_shared_memory_that_cannot_be_read_is_followed_by_a_file(stack: SharedStack) -> None:
+    weights, config, warnings = weight_sync(stack, "direct", "sync", spoilt(unreadable, "publishing"))
+    assert weights.push(7).means()["sync/fallbacks"] == 1
+    assert weights.method == "disk"
+    assert "/proc/1/fd/9999 cannot be mapped" in warnings[0] and "goes on with disk" in warnings[0]
+    sampling = Sampling.of_rollout(config.rollout, run_seed=0)
+    assert weights.prove(7, stack.prompts(config)[:4], sampling).means()["sync/probe_gap_max"] < 1e-4
+
+
+@pytest.mark.usefixtures("short_joining")
+def test_overlap_fails_fast_and_names_the_way_out(stack: SharedStack) -> None:
+    weights, _, warnings = weight_sync(stack, "nccl", "overlap", spoilt(unreachable, sync.JOINING))
+    with pytest.raises(SyncError, match=r"could not join .* set sync\.method: direct or schedule\.mode: sync"):
+        weights.connect()
+    assert warnings == []
+
+
+def test_when_no_method_is_left_the_run_ends(stack: SharedStack) -> None:
+    def gone(notice: dict[str, Any]) -> None:
+        Path(notice["path"]).unlink()
+
+    weights, _, _ = weight_sync(stack, "disk", "sync", spoilt(gone, "publishing"))
+    with pytest.raises(SyncError, match="No method is left"):
+        weights.push(8)
+    sound, _, _ = weight_sync(stack, "nccl", "sync", ray_get)
+    sound.push(9)
+
+
+def test_a_new_engine_gets_the_current_weights_as_long_as_the_trainer_has_them(stack: SharedStack) -> None:
+    actor = stack.actors.rollouts.actors[0]
+    assert stack.actors.trainers is not None
+    for method in ("nccl", "direct"):
+        weights, _, _ = weight_sync(stack, method, "sync", ray_get)
+        assert weights.load_current(actor) is True  # nothing was pushed yet
+        weights.push(11)
+        assert weights.load_current(actor) is True
+        stack.actors.trainers.weights_moved = True  # as `step` leaves it
+        assert weights.load_current(actor) is (method == "direct")
+        assert weights.push(12).means()["sync/fallbacks"] == 0
