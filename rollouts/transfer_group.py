@@ -76,6 +76,8 @@ class TransferGroup:
         deadline = time.monotonic() + self.timeout_seconds
         try:
             while not work.is_completed():
+                if self._group is None:
+                    raise RuntimeError("it was left meanwhile")
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"nothing came through for {self.timeout_seconds:g} s")
                 time.sleep(POLL_SECONDS)
@@ -84,7 +86,7 @@ class TransferGroup:
             raise TransferFailed(f"{self.name} broke off: {error}") from error
 
     def close(self) -> None:
-        """Let go. Peers in the middle of a broadcast see the connection end as soon as nobody holds its work any more."""
+        """Leave. Peers in the middle of a broadcast see the connection end when no thread here waits in `finish` any more."""
         group, self._group = self._group, None
         if group is not None and self.device.type == "cuda":
             group.abort()  # NCCL's kernels wait for ever otherwise; gloo's threads end with the last reference
