@@ -73,13 +73,14 @@ def disturb(job: subprocess.Popen[bytes], options: argparse.Namespace) -> dict[s
         time.sleep(chance.uniform(0.0, options.apart_seconds))
         if steps_done(options.run_dir) < 1:
             continue  # it is starting
-        title = chance.choice(VICTIMS)
+        is_time = done["killed"] == 0 and steps_done(options.run_dir) >= options.syncs // 2
+        title = "EngineCore" if is_time else chance.choice(VICTIMS)
         victims = processes_of(watched, title)
         if not victims:
             continue  # an engine is being replaced
         victim = chance.choice(victims)
         with suppress(psutil.NoSuchProcess):  # the job may have ended
-            if done["killed"] == 0 and steps_done(options.run_dir) >= options.syncs // 2 and title == "EngineCore":
+            if is_time:
                 victim.kill()
                 done["killed"] += 1
                 continue
@@ -119,16 +120,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--syncs", type=int, default=200, help="default: %(default)s")
     parser.add_argument("--method", choices=["nccl", "direct", "disk"], default="nccl", help="default: %(default)s")
     parser.add_argument("--engines", type=int, default=1, help="default: %(default)s")
-    parser.add_argument("--apart-seconds", type=float, default=2.0, help="at most, between two freezes")
-    parser.add_argument("--freeze-seconds", type=float, default=2.0, help="at most; well below half of --stall-seconds")
+    parser.add_argument("--apart-seconds", type=float, default=0.5, help="at most, between two freezes")
+    parser.add_argument("--freeze-seconds", type=float, default=1.0, help="at most; well below half of --stall-seconds")
     parser.add_argument("--stall-seconds", type=float, default=60.0, help="failures.stall_seconds of the job")
     parser.add_argument("--limit-seconds", type=float, default=3600.0, help="longer is a hang")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--run-dir", type=Path, default=Path("runs/sync_soak"), help="must not exist yet")
-    parser.add_argument("--quick", action="store_true", help="8 syncs")
+    parser.add_argument("--quick", action="store_true", help="20 syncs")
     options = parser.parse_args(argv)
     if options.quick:
-        options.syncs = 8
+        options.syncs = 20
     if options.run_dir.exists():
         parser.error(f"{options.run_dir} exists; remove it or choose another --run-dir")
     started = time.monotonic()

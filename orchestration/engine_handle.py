@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import RayTaskError
 
 from orchestration.watchdog import START_SECONDS, EngineLost, Watch
-from rollouts.engine import WeightLoadError
+from rollouts.engine import LoadReport, WeightLoadError
 from rollouts.records import Group
 from rollouts.sampling import Sampling
 from rollouts.worker import Asking, Collected
@@ -61,6 +61,7 @@ class EngineHandle:
         self._asking: list[Any] = []  # calls under way
         self._collecting: Any = None  # the one call of `collect` under way
         self._changing: Any = None  # the call that brings it to the next state
+        self.report: LoadReport | None = None  # of the last load that nobody waited for
         self._since = time.monotonic()  # when it last got something to do
 
     @property
@@ -71,6 +72,11 @@ class EngineHandle:
     def is_in_use(self) -> bool:
         """It has had weights before: it is not a new one on its way."""
         return self.state in ("usable", "refused")
+
+    @property
+    def is_loading(self) -> bool:
+        """Weights come, while it goes on generating or before it begins to."""
+        return self._changing is not None and self.state != "starting"
 
     @property
     def responses_under_way(self) -> int:
@@ -107,11 +113,12 @@ class EngineHandle:
         if self._collecting is not None and _has_ended(self._collecting):
             self._collect()
         if self._changing is not None and _has_ended(self._changing):
-            self._result(self._changing, f"begin {self.name} again")
+            report = self._result(self._changing, f"load weights into {self.name}")
             self._changing = None
             if self.state == "starting":
                 self.state = "started"
             else:
+                self.report = report
                 self.use()
         groups, self._late = self._late, []
         return groups
@@ -191,7 +198,7 @@ class EngineHandle:
     def begin_again(self) -> None:
         """A new actor in the place of one that was ended."""
         self._create()
-        self.state = "starting"
+        self.state, self.report = "starting", None
         self._changing = self.actor.start.remote()
 
     def end(self) -> None:

@@ -53,6 +53,8 @@ class _Step:
     withdrawn: list[Group] = field(default_factory=list)
     refilled: int = 0  # withdrawn groups in whose place another was, or is to be, asked
     unfilled: int = 0  # those above rollout.max_refill_rounds: the batch is smaller by them
+    ready: int = 0  # groups that were finished and stayed, when the batch was taken
+    running: int = 0  # groups that were not finished then
 
 
 class Feed:
@@ -83,23 +85,30 @@ class Feed:
         """Go on after a step of an earlier process: these prompts come first, since they were asked and not trained on."""
         self.next_step, self.first_to_ask = step + 1, list(first_to_ask)
 
-    def turn(self, version: int, wait_seconds: float = 0.0) -> None:
+    def turn(self, engine_version: int, wait_seconds: float = 0.0) -> None:
         """Ask as many prompts as may be asked now, and take in what has finished; waits at most that long for the first.
 
-        version: what engines hold.
+        engine_version: what engines hold, the policy's or an older one.
 
         Raises:
             EnginesLost: more engines died than failures.engine_restarts allows.
             ValueError: a user's filter or environment failed.
         """
-        self._ask(version)
+        self._ask(engine_version)
         for group in self.rollouts.collect(wait_seconds):
             self._take_in(group)
 
-    def take(self, version: int) -> Batch:
-        """The next step's batch, once it is complete. Raises: as `turn`."""
+    def take(self, version: int, turn: Callable[[float], None] | None = None) -> Batch:
+        """The next step's batch, once it is complete.
+
+        version: of the policy that will train on it. turn(wait_seconds): what is done until then; None: as `turn`, with engines
+        that hold that version. Raises: as `turn`.
+        """
         while (ids := self._complete(version)) is None:
-            self.turn(version, WAIT_SECONDS)
+            if turn is None:
+                self.turn(version, WAIT_SECONDS)
+            else:
+                turn(WAIT_SECONDS)
         fresh = [self._finished.pop(name) for name in self._in_order(ids)]
         reused = self.reuse.take(version)
         self.reuse.add(fresh, version)
@@ -109,6 +118,7 @@ class Feed:
         batch = Batch(fresh, withdrawn, reused)
         self.sampler.observe(batch.finished)
         self._say_unfilled()
+        self._now.ready, self._now.running = self.admission.ready, self.admission.running
         self.last, self._now = self._now, _Step()
         self.next_step += 1
         return batch
@@ -198,5 +208,5 @@ class Feed:
             tally.add_values(f"schedule/staleness/{versions}", staleness == versions)
         tally.add_values("schedule/spanning_share", [len(np.unique(t.versions[t.is_action])) > 1 for t in trained])
         tally.add("schedule/reused_share", len(batch.reused), len(batch.groups))
-        tally.total("schedule/ready_groups", self.admission.ready)
-        tally.total("schedule/running_groups", self.admission.running)
+        tally.total("schedule/ready_groups", self.last.ready)
+        tally.total("schedule/running_groups", self.last.running)

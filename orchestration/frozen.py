@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 def frozen_columns(
     trainers: TrainerGroup, trajectories: list[Trajectory], names: Sequence[str], version: int, max_tokens: int,
-    share_prompts: bool,
+    share_prompts: bool, temperature: float | None = None,
 ) -> dict[str, list[np.ndarray]]:  # fmt: skip
     """By name, one float32 array of its action tokens per trajectory. Names: old_logprobs, ref_logprobs, old_values.
 
-    With old_values there is final_values too, [1] per trajectory: the value of the state after its last token.
+    temperature: None is that of the sampling. With old_values there is final_values too, [1] per trajectory: the value of the state after its last token.
     """
     has_values = "old_values" in names
     asked = [with_a_state_after(t) for t in trajectories] if has_values else trajectories
@@ -37,7 +37,7 @@ def frozen_columns(
         share_prompts=share_prompts,
     )
     found: dict[str, list[np.ndarray]] = {name: [np.zeros(0, dtype=np.float32)] * count for name in names}
-    for batches, columns in zip(per_rank, trainers.frozen(per_rank, names), strict=True):
+    for batches, columns in zip(per_rank, trainers.frozen(per_rank, names, temperature), strict=True):
         for batch, by_name in zip(batches, columns, strict=True):
             for name, values in by_name.items():
                 for index, own in batch.by_trajectory(values):

@@ -19,6 +19,7 @@ from orchestration.engine_times import EngineTimes
 from orchestration.evaluation import evaluation_tally
 from orchestration.feed import Batch, Feed
 from orchestration.frozen import frozen_columns
+from orchestration.in_flight_sync import InFlightSync
 from orchestration.metrics import Tally
 from orchestration.nonfinite import NonFiniteError, not_finite_message, skipped_warning
 from orchestration.resume import DriverState, trainer_folder
@@ -28,6 +29,8 @@ from orchestration.sync import WeightSync
 from orchestration.update import prepare_updates
 from rollouts.records import Group, Trajectory
 from rollouts.sampling import Sampling
+
+MOMENT_SECONDS = 0.05  # that the driver waits for groups while a sync is to be seen through
 
 
 class RLJob:
@@ -51,7 +54,8 @@ class RLJob:
         self.heldout = prompts.heldout[: config.eval.max_prompts]
         self.probes = prompts.train[: config.sync.probe_prompts]
         self.version = 0  # of the policy: what the trainer trains
-        self.engine_version = 0  # what engines hold: the same but for the moment of a sync
+        overlaps = config.schedule.mode == "overlap" and config.sync.method != "nccl" and not self.rollouts.sleeps
+        self.in_flight = InFlightSync(config, self.weights, self.trainers, self.rollouts) if overlaps else None
         self.first_step = self.trained_steps = 0  # step 0 only looks at what training starts from
         self.accuracies: list[float] = []  # held-out, in order
         self.clock = StepClock()
@@ -70,7 +74,7 @@ class RLJob:
         Raises: RewardFailures, after keeping the samples that the reward choked on.
         """
         with self._phase("generate"):
-            batch = self.feed.take(self.version)
+            batch = self.feed.take(self.version, self._turn)
             self._meanwhile()  # engines go on with the next batch
         self.tally.merge(rollout_tally(batch.finished, self.config.reward.pass_threshold))
         self.tally.merge(self.feed.tally(batch, self.version))
@@ -86,7 +90,16 @@ class RLJob:
     def _meanwhile(self) -> None:
         """What the driver does while it waits for trainers: nothing in sync mode, where there is nothing to ask."""
         if self.config.schedule.mode == "overlap":
-            self.feed.turn(self.engine_version)
+            self._turn(0.0)
+
+    def _turn(self, wait_seconds: float) -> None:
+        """Ask, collect, and see a sync through that goes on beside training."""
+        if self.in_flight is None:
+            self.feed.turn(self.version, wait_seconds)
+            return
+        wait_seconds = wait_seconds if self.in_flight.is_settled else min(wait_seconds, MOMENT_SECONDS)
+        self.feed.turn(self.in_flight.engine_version, wait_seconds)
+        self.tally.merge(self.in_flight.turn())
 
     def train(self, step: int, batch: Batch) -> bool:
         """Update the policy; False when no group had any signal, so that nothing changed.
@@ -126,11 +139,18 @@ class RLJob:
             self.trainers, trajectories, names, self.version, train.max_tokens_per_micro_batch, train.share_prompts
         )
 
-    def sync(self) -> None:
-        """Bring the engines to the trainer's weights. Raises: SyncError, ProbeFailed."""
+    def sync(self, batch: Batch) -> None:
+        """Bring the engines to the trainer's weights; in overlap they take them while training goes on. Raises: SyncError,
+        ProbeFailed."""
+        if self.in_flight is not None:
+            with self._phase("sync"):
+                self.tally.merge(self.in_flight.settle())
+                self.tally.merge(
+                    self.in_flight.push(self.version, [t for group in batch.groups for t in group.trained])
+                )
+            return
         with self._phase("sync"):
             self.tally.merge(self.weights.push(self.version))
-            self.engine_version = self.version
             self._meanwhile()
         self.prove()
 
@@ -141,6 +161,9 @@ class RLJob:
 
     def evaluate(self, step: int) -> None:
         """Judge the policy on held-out prompts, with the engines that train it."""
+        if self.in_flight is not None:
+            with self._phase("sync"):
+                self.tally.merge(self.in_flight.settle())
         self.engine_times.take_in(self.rollouts.counters())
         with self._phase("eval"):
             sampling = Sampling.of_eval(self.config.eval, self.config.rollout, self.config.run.seed)
@@ -180,8 +203,10 @@ class RLJob:
         by_id = {prompt.prompt_id: prompt for prompt in self.sampler.prompts}
         self.feed.begin_after(state.step, [by_id[name] for name in state.unfinished])
         self.trained_steps, self.first_step, self.accuracies = state.step, state.step + 1, list(state.accuracies)
-        self.version = self.engine_version = state.version
+        self.version = state.version
         self.weights.push(self.version)
+        if self.in_flight is not None:
+            self.in_flight.engine_version = self.version
         self.prove()
         self.tally = Tally()  # of the step that is to come
         self.clock.lap()

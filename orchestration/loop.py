@@ -41,9 +41,9 @@ def run_rl(config: RLConfig, prompts: PromptSets, run: RunDirectory, write_repor
                 attempt(config, method, prompts, run, console, write_report, checkpoint)
                 return
             except TrainerLost as lost:
-                if restarts == config.failures.job_restarts:
-                    raise
                 checkpoint = newest_resumable(run)
+                if restarts == config.failures.job_restarts or (checkpoint is None and checkpoints(run.path)):
+                    raise  # a checkpoint without a state to go on from (checkpoint.resume_state: false) is not thrown away
                 if checkpoint is None:
                     begin_anew(run)
                 else:
@@ -108,7 +108,7 @@ def do_step(job: RLJob, step: int) -> None:
     else:
         batch = job.generate(step)
         if job.train(step, batch):
-            job.sync()
+            job.sync(batch)
         job.keep_samples(step, batch.finished)
     if step == 0 or due(step, config.eval.every, config.train.steps):
         job.evaluate(step)

@@ -21,14 +21,14 @@ from orchestration.placement import shares_its_gpu
 from orchestration.rollout_actor import RolloutActor, engine_arguments
 from orchestration.run_directory import RunDirectory
 from orchestration.watchdog import EngineLost, EnginesLost, Watch
-from rollouts.engine import WeightLoadError
-from rollouts.engine import LoadReport
+from rollouts.engine import LoadReport, WeightLoadError
 from rollouts.records import Group, Prompt, Trajectory
 from rollouts.sampling import Sampling
 from rollouts.transfer_group import TransferFailed
 from rollouts.worker import Asking, Collected
 
 WAIT_SECONDS = 1.0  # at most, before the driver looks around again
+MOMENT_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -260,6 +260,15 @@ class RolloutGroup:
     @property
     def is_loading(self) -> bool:
         return any(engine.is_loading for engine in self.engines)
+
+    @property
+    def loaded_actors(self) -> list[Any]:
+        """Of the engines that have taken what `begin_load` began."""
+        return [engine.actor for engine in self.engines if engine.report is not None]
+
+    def wait_a_moment(self) -> None:
+        """Let a moment pass, and take in what has come: groups stay for `collect`."""
+        self._turn(MOMENT_SECONDS)
 
     @property
     def load_reports(self) -> list[LoadReport]:

@@ -244,12 +244,14 @@ class Trainer:
         )
 
     @torch.no_grad()
-    def frozen(self, batches: list[MicroBatch], names: Sequence[str]) -> list[dict[str, np.ndarray]]:
+    def frozen(
+        self, batches: list[MicroBatch], names: Sequence[str], temperature: float | None = None
+    ) -> list[dict[str, np.ndarray]]:
         """Numbers of every micro-batch's action tokens under the current weights, [N] float32 each: old_logprobs of the
-        policy, ref_logprobs of the reference, old_values of the critic."""
+        policy, ref_logprobs of the reference, old_values of the critic. temperature: None is that of the sampling."""
         for engine in self.engines:
             engine.eval()
-        t, found = self.settings.temperature, []
+        t, found = temperature or self.settings.temperature, []
         for i, batch in enumerate(batches):
             self.pulse.enter(f"compute {', '.join(names)}, micro-batch {i + 1} of {len(batches)}")
             prepared, columns = to_device(batch, self.device), {}

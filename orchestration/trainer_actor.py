@@ -74,11 +74,13 @@ class TrainerActor:
             tally = self.trainer.step(updates, step)
         return tally, self.trainer.skipped_in_a_row
 
-    def frozen(self, batches: list[MicroBatch], names: Sequence[str]) -> list[dict[str, np.ndarray]]:
+    def frozen(
+        self, batches: list[MicroBatch], names: Sequence[str], temperature: float | None = None
+    ) -> list[dict[str, np.ndarray]]:
         with self.pulse.during(f"compute {', '.join(names)}"):
-            return self.trainer.frozen(batches, names)
+            return self.trainer.frozen(batches, names, temperature)
 
-    def publish(self, version: int, method: SyncMethod | None = None) -> dict[str, Any] | None:
+    def publish(self, version: int, method: SyncMethod) -> dict[str, Any] | None:
         """Gather the weights (all ranks) and bring them to where engines take them (rank 0), which returns the notice.
 
         Raises TransferFailed, OSError or ValueError: they could not be brought there.
@@ -176,17 +178,18 @@ class TrainerGroup:
         return Tally.merged(part for part, _ in parts), parts[0][1]
 
     def frozen(
-        self, per_rank: list[list[MicroBatch]], names: Sequence[str], meanwhile: Callable[[], None] | None = None
+        self, per_rank: list[list[MicroBatch]], names: Sequence[str], temperature: float | None = None
     ) -> list[list[dict[str, np.ndarray]]]:
         """Numbers of the action tokens of every rank's micro-batches under the current weights; see Trainer.frozen."""
-        calls = [a.frozen.remote(batches, names) for a, batches in zip(self.actors, per_rank, strict=True)]
-        return self.watch.get(calls, f"compute {', '.join(names)}", meanwhile)
+        calls = [a.frozen.remote(batches, names, temperature) for a, batches in zip(self.actors, per_rank, strict=True)]
+        return self.watch.get(calls, f"compute {', '.join(names)}")
 
-    def publish(self, version: int, method: SyncMethod | None = None) -> dict[str, Any]:
-        """Make the current weights available to engines; returns what an engine needs to take them."""
+    def publish(self, version: int, method: SyncMethod = "direct") -> dict[str, Any]:
+        """Make the current weights available to engines in a file; returns what an engine needs to take them."""
+        assert method != "nccl", "nobody takes them: WeightSync has engines take them at the same time"
         return self.watch.get(self.begin_publish(version, method), f"publish version {version}")[0]
 
-    def begin_publish(self, version: int, method: SyncMethod | None = None) -> list[Any]:
+    def begin_publish(self, version: int, method: SyncMethod) -> list[Any]:
         """The futures of `publish`: with nccl engines have to take the weights at the same time."""
         self.weights_moved = False
         return [actor.publish.remote(version, method) for actor in self.actors]

@@ -216,4 +216,4 @@ def _how_ray_says_it(error: RayActorError) -> str:
     """The sentence that matters in Ray's page about a dead actor."""
     text = " ".join(str(error).split())
     found = re.search(r"Worker exit detail: (.*?)(?: Some common causes| There are some potential| *$)", text)
-    return found.group(1) if found else text[:300]
+    return (found.group(1) if found else text[:300]).rstrip(". ")

@@ -12,8 +12,10 @@ import time
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import numpy as np
+
 from rollouts.engine_settings import check_arguments, cpu_arguments, cpu_environment, start_vllm
-from rollouts.records import IntArray
+from rollouts.records import FloatArray, IntArray
 from rollouts.response import Generation, Response
 from rollouts.sampling import Sampling
 from rollouts.stopwatch import Stopwatch
@@ -145,6 +147,27 @@ class VLLMEngine:
         if self._unusable:
             raise WeightLoadError(self._unusable)
         return response.generation(time.perf_counter() - started)
+
+    async def score(self, prompt_ids: Sequence[int] | IntArray, token_ids: Sequence[int] | IntArray) -> FloatArray:
+        """Log-probabilities, at temperature 1, of tokens that are given after a prompt, under the weights of this moment; no
+        cached key or value is used. [T] float32
+
+        Raises WeightLoadError: the last weight update failed.
+        """
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        asked = SamplingParams(
+            max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+        )
+        context, given = np.asarray(prompt_ids).tolist(), np.asarray(token_ids).tolist()
+        prompt = {"type": "token", "prompt_token_ids": context + given}
+        async with self._door:
+            if self._unusable:
+                raise WeightLoadError(self._unusable)
+            answer = await self._llm.add_request(f"{next(self._numbers)}", prompt, asked, lora_request=self._adapter)
+        found = (await answer.get()).prompt_logprobs[len(context) :]
+        return np.asarray([one[token].logprob for one, token in zip(found, given, strict=True)], dtype=np.float32)
 
     async def _begin(self, response: Response, asked: Any) -> tuple[str, Any]:
         """Hand a request to vLLM; returns its name and where its answer will be."""

@@ -20,7 +20,7 @@ from data_feeds.chat import load_tokenizer, render_chat
 from rewards.service import ScoringService
 from rollouts.engine import InFlight, LoadReport, VLLMEngine
 from rollouts.environment import find_environment
-from rollouts.records import Group, Prompt, Trajectory
+from rollouts.records import FloatArray, Group, IntArray, Prompt, Trajectory
 from rollouts.response import Generation
 from rollouts.sampling import Sampling
 from rollouts.stopwatch import Stopwatch
@@ -145,6 +145,10 @@ class RolloutWorker:
         askings = [Asking(f"probe-{i}", prompt, 1) for i, prompt in enumerate(prompts)]
         calls = (self._trajectory(asking, self._prompt_ids(asking.prompt), 0, sampling, step) for asking in askings)
         return list(await asyncio.gather(*calls))
+
+    async def score(self, sequences: list[tuple[IntArray, IntArray]]) -> list[FloatArray]:
+        """Log-probabilities of given tokens: see VLLMEngine.score. sequences: prompt ids and token ids."""
+        return list(await asyncio.gather(*(self.engine.score(prompt, tokens) for prompt, tokens in sequences)))
 
     async def _asked_group(self, asking: Asking, sampling: Sampling, step: int) -> Group:
         try:

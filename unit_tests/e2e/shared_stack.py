@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 import ray
@@ -71,6 +71,27 @@ class SharedStack:
     ) -> Done:  # fmt: skip
         """Do the small job, changed by `block`, to its end, to the error that it must end with, or until it is stopped after a
         step; from its beginning or from a checkpoint."""
+        screen, weights = io.StringIO(), []
+        with self.job(block, screen) as job:
+
+            def note_weights(_: Path) -> Path:
+                if job.in_flight is not None:
+                    job.tally.merge(job.in_flight.settle())  # engines may be reading what the next publication takes away
+                weights.append(job.trainers.publish(version=10**6)["crc32"])
+                if job.trained_steps == stop_after:
+                    raise Stopped
+                return job.run.report_path
+
+            if resume is not None:
+                job.resume(resume)
+            raises = Stopped if stop_after else raises
+            with pytest.raises(raises) if raises else nullcontext() as caught:
+                drive(job, note_weights)
+        return Done(job.config, job.run.path, weights, screen.getvalue(), caught.value if caught else None)
+
+    @contextmanager
+    def job(self, block: dict[str, Any], screen: TextIO | None = None) -> Iterator[RLJob]:
+        """The small job, changed by `block`, at its beginning."""
         assert not self.unfinished, f"{self.unfinished} failed, and its actors may wait for one another for ever"
         self.jobs += 1
         file = self.folder / f"job_{self.jobs:02d}.yaml"
@@ -78,23 +99,9 @@ class SharedStack:
         config = load(file, RLConfig, run_dir=str(file.with_suffix("")))
         run = RunDirectory.create(run_directory(config), to_yaml(config))
         self.unfinished = file.stem
-        screen, weights = io.StringIO(), []
-        with Console(config.run.name, config.train.steps, screen) as console:
-            job = self.begun(config, run, console)
-
-            def note_weights(_: Path) -> Path:
-                weights.append(job.trainers.publish(version=10**6)["crc32"])
-                if job.trained_steps == stop_after:
-                    raise Stopped
-                return run.report_path
-
-            if resume is not None:
-                job.resume(resume)
-            raises = Stopped if stop_after else raises
-            with pytest.raises(raises) if raises else nullcontext() as caught:
-                drive(job, note_weights)
+        with Console(config.run.name, config.train.steps, screen or io.StringIO()) as console:
+            yield self.begun(config, run, console)
         self.unfinished = ""
-        return Done(config, run.path, weights, screen.getvalue(), caught.value if caught else None)
 
     def small(self) -> RLConfig:
         """The small job itself."""
@@ -114,9 +121,8 @@ class SharedStack:
             trainers.begin(trainer_settings(config, run), method, checked.device, config.sync.method, run.path / "sync")
             + [actor.pay_by.remote(config.reward) for actor in rollouts.actors]
         )
-        for engine in rollouts.engines:  # what a stopped job left under way
-            ray.get(engine.actor.withdraw.remote(list(engine.outstanding)))
-            engine.outstanding.clear()
+        while rollouts.unfinished or rollouts.collect(0.0):  # what a stopped job left under way
+            rollouts.collect(1.0)
         rollouts.in_flight, rollouts.sleeps = config.schedule.in_flight, config.schedule.pause_while_training
         synchronise(trainers, rollouts, version=0)
         return RLJob(config, method, checked.prompts, run, self.actors, console)

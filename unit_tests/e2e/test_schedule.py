@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from orchestration.metrics import Tally
+from orchestration.probe import ProbeFailed
 from orchestration.run_directory import checkpoints, read_samples
 from unit_tests.e2e.shared_stack import Done, SharedStack
 
@@ -28,8 +30,8 @@ def check_bounded(done: Done, staleness: int = 1) -> None:
         assert row["train/staleness_max"] <= staleness
         shares = [row[f"schedule/staleness/{age}"] for age in range(staleness + 1)]
         assert sum(shares) == pytest.approx(1), shares
-        assert row["sync/probe_gap_max"] < 1e-3
         assert row["objective/correction_weight"] > 0, "off-policy by default, and visible"
+    assert max(row["sync/probe_gap_max"] for row in done.rows[2:]) < 1e-3, "each version is proven by the next step's end"
     assert done.rows[-1]["schedule/running_groups"] == done.rows[-1]["schedule/ready_groups"] == 0, (
         "nothing to throw away"
     )
@@ -80,6 +82,19 @@ def test_a_stopped_job_goes_on(stack: SharedStack, schedule: dict[str, Any]) -> 
             for name in row.keys() - timed:
                 assert row[name] == pytest.approx(other[name], rel=1e-4, abs=1e-5), name
         assert whole.weights[-1] == again.weights[-1], "the same bits"
+
+
+def test_a_version_that_did_not_arrive_is_noticed_while_training_goes_on(stack: SharedStack) -> None:
+    """Engines are given the weights of before the step under the name of the new ones."""
+    with stack.job({"schedule": OVERLAP, "train": {**TRAIN, "learning_rate": 0.01}}) as job:
+        assert job.in_flight is not None
+        batch = job.generate(1)
+        old = job.trainers.publish(1)
+        job.train(1, batch)
+        job.weights.publish = lambda version: (old, Tally())  # type: ignore[method-assign]
+        with pytest.raises(ProbeFailed, match="mean gap"):
+            job.sync(batch)
+            job.in_flight.settle()
 
 
 def prompts_of(done: Done, step: int) -> set[str]:

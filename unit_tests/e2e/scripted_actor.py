@@ -1,0 +1,80 @@
+"""A rollout actor without vLLM: everything in it is real but the engine, which answers slowly and starts at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import Any
+
+import numpy as np
+
+from configs.schema import Model, Reward
+from orchestration.processes import lead_own_group
+from orchestration.pulse import Beat, Pulse
+from orchestration.rollout_actor import RolloutActor
+from rollouts.engine import LoadReport, WeightLoadError
+from rollouts.response import Generation
+from rollouts.worker import RolloutWorker
+
+TOKENS = 4
+
+
+class SlowEngine:
+    """Tokens tell the prompt's length and the version."""
+
+    _llm = None
+
+    def __init__(self, seconds_per_token: float) -> None:
+        self.seconds_per_token = seconds_per_token
+        self.version, self.tokens, self.refusal = 0, 0, ""
+
+    async def start(self) -> None:
+        pass
+
+    def paused_seconds(self) -> float:
+        return 0.0
+
+    def tokens_generated(self) -> int:
+        return self.tokens
+
+    async def generate(self, prompt_ids, sampling, step, prompt_id, sample) -> Generation:
+        versions = []
+        for _ in range(TOKENS):
+            await asyncio.sleep(self.seconds_per_token)
+            if self.refusal:
+                raise WeightLoadError(self.refusal)
+            self.tokens += 1
+            versions.append(self.version)
+        ids = np.full(TOKENS, len(prompt_ids), np.int32)
+        return Generation(ids, np.zeros(TOKENS, np.float32), np.asarray(versions, np.int32), "stop", 0.1)
+
+    async def load_weights(self, version: int, update: dict[str, Any], in_flight: str) -> LoadReport:
+        self.refusal = update.get("refusal", "")
+        if self.refusal:
+            raise WeightLoadError(self.refusal)
+        self.version = version
+        return LoadReport(0.0, 0.0, 0, 0)
+
+    async def shutdown(self) -> None:
+        pass
+
+
+class ScriptedActor(RolloutActor):
+    """Constructed with what the driver's handle gives: the log file first."""
+
+    def __init__(self, log_file: str, model: str, seconds_per_token: float) -> None:
+        lead_own_group()
+        self._pulse, self._duty, self._moved, self._moves = Pulse(), "", (0, 0, 0), 0
+        self._still_since = time.monotonic()
+        reward = Reward.model_validate({"parts": [{"function": "ended"}]})
+        RolloutWorker.__init__(self, SlowEngine(seconds_per_token), Model(path=model), reward, "single_turn")
+
+    async def process(self) -> int:
+        return os.getpid()
+
+    async def version(self) -> int:
+        return self.engine.version
+
+    async def beat(self) -> Beat:
+        return await super().beat()
