@@ -11,7 +11,7 @@ import numpy as np
 
 from configs.schema import Model, Reward
 from orchestration.processes import lead_own_group
-from orchestration.pulse import Beat, Pulse
+from orchestration.pulse import Pulse
 from orchestration.rollout_actor import RolloutActor
 from rollouts.engine import LoadReport, WeightLoadError
 from rollouts.response import Generation
@@ -75,6 +75,3 @@ class ScriptedActor(RolloutActor):
 
     async def version(self) -> int:
         return self.engine.version
-
-    async def beat(self) -> Beat:
-        return await super().beat()

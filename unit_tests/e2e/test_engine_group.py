@@ -92,7 +92,6 @@ def test_a_lost_engines_groups_go_to_the_others_and_the_new_one_gets_the_weights
     made.load_weights(7, {})
     while slow.state != "usable":
         made.collect(0.5)
-        made._turn(0.5)
     assert versions_of(made) == [7, 7, 7]
     ids = ask(made, "second")
     groups = collect_all(made)
@@ -110,7 +109,7 @@ def test_new_engines_wait_for_weights_that_cannot_come_now(made: RolloutGroup) -
     collect_all(made)
     deadline = time.monotonic() + 60
     while first.state != "started" and time.monotonic() < deadline:
-        made._turn(0.5)
+        made.collect(0.5)
     ids = ask(made, "second")
     assert not first.outstanding, "it has no weights"
     assert sorted(g.group_id for g in collect_all(made)) == sorted(ids)
