@@ -165,6 +165,24 @@ def data_rows(config: RLConfig | EvalConfig, checked: Checked) -> Iterable[Row]:
     yield "left out", f"{prompts.duplicates} duplicates, {prompts.too_long} too long, {prompts.leaks} also held out"
 
 
+def schedule_row(config: RLConfig) -> str:
+    """When generation and training run, and how old a token may be."""
+    schedule, prompts = config.schedule, config.rollout.prompts_per_step
+    reused = (
+        f"; {schedule.reuse_share:.0%} of a batch reused for {schedule.reuse_versions} versions"
+        if schedule.reuse_share
+        else ""
+    )
+    if schedule.mode == "sync":
+        return f"sync: generate, train, sync weights, in turn{reused}"
+    ahead = schedule.max_staleness if schedule.over_issue is None else schedule.over_issue
+    together = "in turn, asked ahead" if schedule.pause_while_training else "at the same time"
+    return (
+        f"overlap: generation and training {together}; tokens at most {schedule.max_staleness} version(s) old, at most "
+        f"{round((1 + ahead) * prompts)} groups under way; when weights come, responses under way: {schedule.in_flight}{reused}"
+    )
+
+
 def work_rows(config: RLConfig | EvalConfig, checked: Checked) -> Iterable[Row]:
     if not isinstance(config, RLConfig):
         yield from _evaluation_rows(config, checked)
@@ -199,6 +217,7 @@ def work_rows(config: RLConfig | EvalConfig, checked: Checked) -> Iterable[Row]:
             f"{asked / len(checked.prompts.train):.1f} epochs"
         ),
     )
+    yield "schedule", schedule_row(config)
     yield "learning rate", (
         f"{train.learning_rate:g}, {train.schedule}" + (f" to {train.min_learning_rate:g}" if train.schedule != "constant" else "")
         + (f", {train.warmup_steps} warm-up steps" if train.warmup_steps else "")

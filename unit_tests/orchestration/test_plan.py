@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from configs.load import load
@@ -13,7 +14,7 @@ from data_feeds.prompts import PromptSets
 from orchestration.devices import DeviceSpec
 from orchestration.memory_estimate import SecondModels, estimate
 from orchestration.model_files import ModelFacts
-from orchestration.plan import print_plan
+from orchestration.plan import print_plan, schedule_row
 from orchestration.preflight import Checked
 from rollouts.records import Prompt
 
@@ -75,3 +76,19 @@ def test_placement() -> None:
     )
     bound = load("configs/grpo.yaml", RLConfig, [*overlap, "placement.bind_cores=true"])
     assert "bound: ranks to cores 0,1 | 2,3,4, engines to 5 | 6,7" in described(bound, [])
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ([], "sync: generate, train, sync weights, in turn"),
+        (["schedule.mode=overlap"], "at most 1 version(s) old, at most 32 groups under way"),
+        (
+            ["schedule.mode=overlap", "schedule.max_staleness=2", "schedule.over_issue=0.5"],
+            "at most 24 groups under way",
+        ),
+        (["schedule.reuse_versions=2", "schedule.reuse_share=0.25"], "25% of a batch reused for 2 versions"),
+    ],
+)
+def test_the_plan_says_when_both_sides_work(settings: list[str], says: str) -> None:
+    assert says in schedule_row(load("configs/grpo.yaml", RLConfig, settings))
