@@ -93,6 +93,8 @@ def started_actors(
                 starting = starting + trainers.begin(settings, method, device, config.sync.method, run.path / "sync")
             watch.get(starting, "start engines and trainer", stall_seconds=START_SECONDS)
             if rollouts.sleeps:
+                if trainers is not None:
+                    trainers.release_memory()
                 rollouts.wake()
             yield Actors(trainers, rollouts, watch)
         except BaseException:  # an error or Ctrl-C: nobody waits for a step that is under way

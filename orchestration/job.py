@@ -131,6 +131,7 @@ class RLJob:
             self.rollouts.sleep()
         yield
         if self.rollouts.sleeps:
+            self.trainers.release_memory()
             self.rollouts.wake()
 
     def _frozen(self, trajectories: list[Trajectory], names: Sequence[str]) -> dict[str, list[np.ndarray]]:

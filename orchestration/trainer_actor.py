@@ -106,6 +106,12 @@ class TrainerActor:
         assert self.sender is not None and self.sender.broadcast is not None
         self.sender.broadcast.join(*told)
 
+    def release_memory(self) -> None:
+        """Give back device memory that torch keeps for later, to an engine on the same GPU. Not yet exercised on a GPU."""
+        import torch
+
+        torch.cuda.empty_cache()  # nothing to do where there is no GPU
+
     def save(self, folder: str) -> None:
         with self.pulse.during("write the model"):
             self.trainer.save(Path(folder))
@@ -193,6 +199,10 @@ class TrainerGroup:
         """The futures of `publish`: with nccl engines have to take the weights at the same time."""
         self.weights_moved = False
         return [actor.publish.remote(version, method) for actor in self.actors]
+
+    def release_memory(self) -> None:
+        """Before an engine that shares the GPU wakes."""
+        self.watch.get([actor.release_memory.remote() for actor in self.actors], "release memory")
 
     def save(self, folder: Path) -> None:
         self.watch.get([actor.save.remote(str(folder)) for actor in self.actors], f"write {folder}")
