@@ -188,7 +188,8 @@ class EngineHandle:
         self._begin()
 
     def refuse_stalled(self) -> None:
-        """Raises: EngineLost, when it should be moving and is not."""
+        """Raises: EngineLost, when it should be moving and is not, or was found dead by somebody else."""
+        self.watch.refuse_lost(self.member)
         seconds = time.monotonic() - self._since
         if self.state == "starting":
             self.watch.refuse_stalled([self.member], "start again", seconds, START_SECONDS)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from configs.schema import EvalConfig, Model, Reward, RLConfig, Rollout
 from orchestration.cores import bind_to
@@ -18,7 +19,29 @@ from orchestration.watchdog import Died
 from rollouts.engine import InFlight, LoadReport, VLLMEngine
 from rollouts.records import Prompt, Trajectory
 from rollouts.sampling import Sampling
-from rollouts.worker import Collected, RolloutWorker
+from rollouts.worker import RolloutWorker
+
+Worker = TypeVar("Worker", bound=RolloutWorker)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def naming_death(
+    method: Callable[Concatenate[Worker, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[Worker, P], Coroutine[Any, Any, R]]:
+    """The method; whatever fails in it because vLLM's process died is reported as its death."""
+
+    @wraps(method)
+    async def named(self: Worker, *args: P.args, **options: P.kwargs) -> R:
+        try:
+            return await method(self, *args, **options)
+        except Exception as error:
+            how = death_of(self.engine)
+            if how is not None:
+                raise Died(how) from error
+            raise
+
+    return named
 
 
 class RolloutActor(RolloutWorker):
@@ -40,24 +63,32 @@ class RolloutActor(RolloutWorker):
         self._still_since = self._unpaused_seconds()
         self._duty = ""
 
+    @naming_death
     async def start(self) -> None:
         with self._doing("start"):
             await super().start()
 
-    async def collect(self, wait_seconds: float) -> Collected:
-        with self._naming_death():
-            return await super().collect(wait_seconds)
-
+    @naming_death
     async def load_weights(self, version: int, update: dict[str, Any], in_flight: InFlight = "recompute") -> LoadReport:
         with self._doing(f"load weights of version {version}"):
             return await super().load_weights(version, update, in_flight)
 
+    @naming_death
     async def probe(self, prompts: list[Prompt], sampling: Sampling, step: int) -> list[Trajectory]:
         with self._doing("probe"):
             return await super().probe(prompts, sampling, step)
 
+    collect = naming_death(RolloutWorker.collect)
+    generate = naming_death(RolloutWorker.generate)
+    score = naming_death(RolloutWorker.score)
+    join_transfer = naming_death(RolloutWorker.join_transfer)
+    sleep = naming_death(RolloutWorker.sleep)
+    wake = naming_death(RolloutWorker.wake)
+
     async def beat(self) -> Beat:
         """How the engine is: still, when it should be generating and no token has come. Scoring has time-outs of its own."""
+        if (how := death_of(self.engine)) is not None:
+            raise Died(how)
         started = self._duty not in ("constructing", "start")
         moved = (self.engine.tokens_generated() if started else 0, self._responses.running, self._groups.running)
         is_still = moved == self._moved and (self._duty or self._responses.running)
@@ -77,22 +108,10 @@ class RolloutActor(RolloutWorker):
         before, self._duty = self._duty, duty
         self._still_since = self._clock()
         try:
-            with self._naming_death():
-                yield
+            yield
         finally:
             self._duty = before
             self._still_since = self._clock()
-
-    @contextmanager
-    def _naming_death(self) -> Iterator[None]:
-        """Whatever fails because vLLM's process died is reported as its death."""
-        try:
-            yield
-        except Exception as error:
-            how = death_of(self.engine)
-            if how is not None:
-                raise Died(how) from error
-            raise
 
 
 def death_of(engine: VLLMEngine) -> str | None:

@@ -15,6 +15,7 @@ from orchestration.metrics import Tally
 from orchestration.probe import compare, tolerance_for
 from orchestration.rollout_group import RolloutGroup
 from orchestration.trainer_actor import TrainerGroup
+from orchestration.watchdog import EngineLost
 from rollouts.engine import WeightLoadError
 from rollouts.records import Prompt
 from rollouts.sampling import Sampling
@@ -181,6 +182,9 @@ class WeightSync:
             try:
                 attempt()
                 break
+            except EngineLost:
+                self._connected = []
+                self.rollouts.wait_a_moment()  # it is replaced; the others are as good as before
             except FAILURES as error:
                 members, self._connected = self._connected, []
                 if self.method == "nccl" and members and members != self.rollouts.actors:

@@ -58,14 +58,11 @@ class Member:
         self._asked_at = 0.0
 
     def look(self) -> None:
-        """Take in an answer, ask again. A death is not noticed here: whoever waits for the actor does."""
+        """Take in an answer, ask again. Raises what the question raised: RayActorError, or Died from within the actor."""
         now = time.monotonic()
         if self._question is not None and ray.wait([self._question], timeout=0)[0]:
-            try:
-                self.beat = ray.get(self._question)
-            except RayActorError:
-                return
-            self._question = None
+            question, self._question = self._question, None
+            self.beat = ray.get(question)
         if self._question is None and now - self._asked_at >= BEAT_SECONDS:
             self._question, self._asked_at = self.actor.beat.remote(), now
 
@@ -97,6 +94,7 @@ class Watch:
     def __init__(self, stall_seconds: float) -> None:
         self.stall_seconds = stall_seconds
         self._members: dict[Any, Member] = {}  # by Ray's id of the actor
+        self._lost: dict[Any, Lost] = {}  # likewise; for whoever waits for them yet
 
     def add(self, name: str, actor: Any, lost: type[Lost]) -> Member:
         """Watch an actor with a method `beat() -> Beat`; `lost` is raised when it is lost."""
@@ -135,9 +133,14 @@ class Watch:
                 meanwhile()
 
     def look(self) -> None:
-        """Ask everybody how they are, and take in the answers. Never waits."""
-        for member in self._members.values():
-            member.look()
+        """Ask everybody how they are, and take in the answers. Never waits. Who is found dead is ended, and lost to whoever
+        waits for it next."""
+        for member in list(self._members.values()):
+            try:
+                member.look()
+            except (RayActorError, RayTaskError) as error:
+                if self._failure(member, error, "ask how it is") is None:
+                    raise
 
     def refuse_stalled(
         self, members: Sequence[Member], doing: str, waited_seconds: float, stall_seconds: float | None = None
@@ -146,12 +149,19 @@ class Watch:
         if stalled := standing_still(members, waited_seconds, stall_seconds or self.stall_seconds):
             raise self.lose(stalled, stalled[0].state(), doing)
 
+    def refuse_lost(self, member: Member) -> None:
+        """Raises: Lost, when it was lost before, also while something else was waited for."""
+        if (lost := self._lost.get(member.actor._actor_id)) is not None:
+            raise lost
+
     def lose(self, members: Sequence[Member], how: str, doing: str) -> Lost:
         """End actors and their children; returns the error to raise, which says `how`, and what all the others are doing."""
         others = [m.state() for m in self._members.values() if m not in members[:1]]
         for member in members:
             self.end(member)
-        return members[0].lost(members[0].name, how, f"{doing}: {'. '.join([how, *others])}")
+        lost = members[0].lost(members[0].name, how, f"{doing}: {'. '.join([how, *others])}")
+        self._lost |= {member.actor._actor_id: lost for member in members}
+        return lost
 
     def end(self, member: Member) -> None:
         """End an actor and its children, and watch it no more. It does not have to cooperate."""
@@ -178,6 +188,8 @@ class Watch:
         try:
             return ray.get(future)
         except (RayActorError, RayTaskError) as error:
+            if (known := self._lost.get(future.task_id().actor_id())) is not None:
+                raise known from error
             member = self._member_of(future)
             if member is None:
                 raise
