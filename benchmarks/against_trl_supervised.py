@@ -126,6 +126,10 @@ def main() -> None:
     parser.add_argument(
         "--pack-rows", type=int, default=1, help="packed rows of a forward pass of trl's (default: %(default)s)"
     )
+    parser.add_argument(
+        "--dtype", choices=("bfloat16", "float32"), default="bfloat16",
+        help="float32 shows whether both compute the same loss: their roundings are alike then (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument("--threads", type=int, default=2, help="of either side (default: %(default)s)")
     options = parser.parse_args()
     os.environ.update(OMP_NUM_THREADS=str(options.threads), OMP_WAIT_POLICY="PASSIVE", TOKENIZERS_PARALLELISM="false")
@@ -140,7 +144,9 @@ def prepared(what: str, model: str, folder: Path, steps: int, options: argparse.
     from benchmarks.ragged_chats import write_chats, write_pairs
 
     rows = folder / "rows.jsonl"
-    contest = Contest(what, model, str(rows), str(folder), steps, options.examples, 1, options.pack_tokens)
+    contest = Contest(
+        what, model, str(rows), str(folder), steps, options.examples, 1, options.pack_tokens, dtype=options.dtype
+    )
     if what == "sft-packing":
         contest = replace(contest, trl_rows=options.pack_rows)
     elif what == "sft-padding":

@@ -36,6 +36,7 @@ class Contest:
     pack_tokens: int
     learning_rate: float = 3e-5
     seed: int = 0
+    dtype: str = "bfloat16"  # of the arithmetic; weights and optimizer are float32
 
     @property
     def is_sft(self) -> bool:
@@ -61,7 +62,7 @@ def our_config(contest: Contest) -> SLConfig:
     return SLConfig.model_validate(
         {
             "run": {"name": "ours", "dir": contest.folder, "seed": contest.seed},
-            "model": {"path": contest.model, "dtype": "bfloat16", "device": "cpu"},
+            "model": {"path": contest.model, "dtype": contest.dtype, "device": "cpu"},
             "data": {"sources": [source], "heldout_fraction": 0.0, "shuffle": False, "max_tokens": MAX_TOKENS},
             "algorithm": {"name": "sft" if contest.is_sft else "dpo"},
             "objective": {
@@ -151,7 +152,7 @@ def trl_arguments(contest: Contest) -> dict[str, Any]:
     return {
         "output_dir": f"{contest.folder}/trl",
         "use_cpu": True,
-        "bf16": True,
+        "bf16": contest.dtype == "bfloat16",
         "gradient_checkpointing": False,
         "per_device_train_batch_size": contest.trl_rows,
         "gradient_accumulation_steps": max(1, rows // contest.trl_rows),

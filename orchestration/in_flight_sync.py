@@ -88,10 +88,11 @@ class InFlightSync:
     def settle(self) -> Tally:
         """Wait until engines hold what was pushed last. Raises: ProbeFailed, EnginesLost."""
         tally = Tally()
-        while self._proof is not None:
+        while self._proof is not None and self._proof.scoring is None:
             self.rollouts.wait_a_moment()
             tally.merge(self.turn())
-        return tally
+        proof, self._proof = self._proof, None
+        return tally if proof is None else tally.merge(self._judged(proof))
 
     def _judged(self, proof: _Proof) -> Tally:
         assert proof.scoring is not None

@@ -55,6 +55,7 @@ class RLJob:
         self.probes = prompts.train[: config.sync.probe_prompts]
         self.version = 0  # of the policy: what the trainer trains
         overlaps = config.schedule.mode == "overlap" and config.sync.method != "nccl" and not self.rollouts.sleeps
+        self.trainers.meanwhile = self._meanwhile
         self.in_flight = InFlightSync(config, self.weights, self.trainers, self.rollouts) if overlaps else None
         self.first_step = self.trained_steps = 0  # step 0 only looks at what training starts from
         self.accuracies: list[float] = []  # held-out, in order
@@ -111,7 +112,7 @@ class RLJob:
             updates, prepared = prepare_updates(batch.groups, self.method, self.config, self.version, self._frozen)
             self.tally.merge(prepared)
             if updates:
-                tally, skipped_in_a_row = self.trainers.step(updates, step, self._meanwhile)
+                tally, skipped_in_a_row = self.trainers.step(updates, step)
                 self.tally.merge(tally)
                 self.version += 1
             self.feed.trained(self.version)

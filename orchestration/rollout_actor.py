@@ -17,7 +17,7 @@ from orchestration.processes import lead_own_group
 from orchestration.pulse import IDLE, Beat, Pulse
 from orchestration.watchdog import Died
 from rollouts.engine import InFlight, LoadReport, VLLMEngine
-from rollouts.records import Prompt, Trajectory
+from rollouts.records import FloatArray, IntArray, Prompt, Trajectory
 from rollouts.sampling import Sampling
 from rollouts.worker import RolloutWorker
 
@@ -80,10 +80,13 @@ class RolloutActor(RolloutWorker):
 
     collect = naming_death(RolloutWorker.collect)
     generate = naming_death(RolloutWorker.generate)
-    score = naming_death(RolloutWorker.score)
     join_transfer = naming_death(RolloutWorker.join_transfer)
     sleep = naming_death(RolloutWorker.sleep)
     wake = naming_death(RolloutWorker.wake)
+
+    async def score(self, sequences: list[tuple[IntArray, IntArray]]) -> list[FloatArray]:
+        with self._doing("score"):
+            return await super().score(sequences)
 
     async def beat(self) -> Beat:
         """How the engine is: still, when it should be generating and no token has come. Scoring has time-outs of its own."""

@@ -138,6 +138,7 @@ class TrainerGroup:
         self.actors = actors
         self.sync_folder: Path | None = None
         self.weights_moved = False  # a step began after the last `publish`
+        self.meanwhile: Callable[[], None] | None = None  # what the driver does while it waits for ranks; see Watch.get
 
     @classmethod
     def create(
@@ -169,18 +170,16 @@ class TrainerGroup:
         self.sync_folder = sync_folder
         return [a.begin.remote(settings, method, device, sync_method, str(sync_folder)) for a in self.actors]
 
-    def step(
-        self, updates: list[list[list[MicroBatch]]], step: int, meanwhile: Callable[[], None] | None = None
-    ) -> tuple[Tally, int]:
+    def step(self, updates: list[list[list[MicroBatch]]], step: int) -> tuple[Tally, int]:
         """updates[u][rank] are the micro-batches of optimizer step u; returns the step's metrics over all ranks, and how
-        many updates in a row were skipped because something in them was not finite. meanwhile: see Watch.get.
+        many updates in a row were skipped because something in them was not finite.
 
         Raises: TrainerLost, as every method here.
         """
         per_rank = [[update[rank] for update in updates] for rank in range(len(self.actors))]
         self.weights_moved = True
         calls = [a.step.remote(batches, step) for a, batches in zip(self.actors, per_rank, strict=True)]
-        parts = self.watch.get(calls, f"train, step {step}", meanwhile)
+        parts = self._get(calls, f"train, step {step}")
         return Tally.merged(part for part, _ in parts), parts[0][1]
 
     def frozen(
@@ -188,12 +187,12 @@ class TrainerGroup:
     ) -> list[list[dict[str, np.ndarray]]]:
         """Numbers of the action tokens of every rank's micro-batches under the current weights; see Trainer.frozen."""
         calls = [a.frozen.remote(batches, names, temperature) for a, batches in zip(self.actors, per_rank, strict=True)]
-        return self.watch.get(calls, f"compute {', '.join(names)}")
+        return self._get(calls, f"compute {', '.join(names)}")
 
     def publish(self, version: int, method: SyncMethod = "direct") -> dict[str, Any]:
         """Make the current weights available to engines in a file; returns what an engine needs to take them."""
         assert method != "nccl", "nobody takes them: WeightSync has engines take them at the same time"
-        return self.watch.get(self.begin_publish(version, method), f"publish version {version}")[0]
+        return self._get(self.begin_publish(version, method), f"publish version {version}")[0]
 
     def begin_publish(self, version: int, method: SyncMethod) -> list[Any]:
         """The futures of `publish`: with nccl engines have to take the weights at the same time."""
@@ -202,21 +201,24 @@ class TrainerGroup:
 
     def release_memory(self) -> None:
         """Before an engine that shares the GPU wakes."""
-        self.watch.get([actor.release_memory.remote() for actor in self.actors], "release memory")
+        self._get([actor.release_memory.remote() for actor in self.actors], "release memory")
 
     def save(self, folder: Path) -> None:
-        self.watch.get([actor.save.remote(str(folder)) for actor in self.actors], f"write {folder}")
+        self._get([actor.save.remote(str(folder)) for actor in self.actors], f"write {folder}")
 
     def save_state(self, folder: Path) -> None:
         """Write what decides the next step, every rank its part; the folder is on storage that all ranks share."""
-        self.watch.get([actor.save_state.remote(str(folder)) for actor in self.actors], f"write {folder}")
+        self._get([actor.save_state.remote(str(folder)) for actor in self.actors], f"write {folder}")
 
     def load_state(self, folder: Path) -> None:
         """Go on where `save_state` was called, with ranks that have not trained yet. Raises: ValueError."""
-        self.watch.get([actor.load_state.remote(str(folder)) for actor in self.actors], f"read {folder}")
+        self._get([actor.load_state.remote(str(folder)) for actor in self.actors], f"read {folder}")
 
     def close(self) -> None:
-        self.watch.get([actor.close.remote() for actor in self.actors], "close the trainer")
+        self._get([actor.close.remote() for actor in self.actors], "close the trainer")
+
+    def _get(self, calls: list[Any], doing: str) -> list[Any]:
+        return self.watch.get(calls, doing, self.meanwhile)
 
     def abandon(self) -> None:
         """End the actors at once, and remove the weights that rank 0 may have left on disk."""

@@ -19,7 +19,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def contest(what: str, model: str, folder: Path) -> Contest:
-    options = argparse.Namespace(examples=4, pairs=2, pack_tokens=512, pack_rows=1)
+    options = argparse.Namespace(examples=4, pairs=2, pack_tokens=512, pack_rows=1, dtype="bfloat16")
     return benchmark.prepared(what, model, folder, 2, options)
 
 

@@ -121,6 +121,7 @@ class SharedStack:
             trainers.begin(trainer_settings(config, run), method, checked.device, config.sync.method, run.path / "sync")
             + [actor.pay_by.remote(config.reward) for actor in rollouts.actors]
         )
+        trainers.meanwhile = None
         while rollouts.unfinished or rollouts.collect(0.0):  # what a stopped job left under way
             rollouts.collect(1.0)
         rollouts.in_flight, rollouts.sleeps = config.schedule.in_flight, config.schedule.pause_while_training
