@@ -76,7 +76,9 @@ class SharedStack:
 
             def note_weights(_: Path) -> Path:
                 if job.in_flight is not None:
-                    job.tally.merge(job.in_flight.settle())  # engines may be reading what the next publication takes away
+                    job.tally.merge(
+                        job.in_flight.settle()
+                    )  # engines may be reading what the next publication takes away
                 weights.append(job.trainers.publish(version=10**6)["crc32"])
                 if job.trained_steps == stop_after:
                     raise Stopped

@@ -31,7 +31,9 @@ def check_bounded(done: Done, staleness: int = 1) -> None:
         shares = [row[f"schedule/staleness/{age}"] for age in range(staleness + 1)]
         assert sum(shares) == pytest.approx(1), shares
         assert row["objective/correction_weight"] > 0, "off-policy by default, and visible"
-    assert max(row["sync/probe_gap_max"] for row in done.rows[2:]) < 1e-3, "each version is proven by the next step's end"
+    assert max(row["sync/probe_gap_max"] for row in done.rows[2:]) < 1e-3, (
+        "each version is proven by the next step's end"
+    )
     assert done.rows[-1]["schedule/running_groups"] == done.rows[-1]["schedule/ready_groups"] == 0, (
         "nothing to throw away"
     )
