@@ -51,6 +51,7 @@ OWNED_BY_ENGINE = {
     "enable_sleep_mode": "engines that share a GPU sleep; see placement.colocate",
     "max_lora_rank": "use lora.rank",
 }
+MANY_STEPS = 200  # more than one would do again without being asked
 UNSYNCED_GAP_NATS = 0.4  # mean gap seen when an engine kept its old weights
 BFLOAT16_GAP_NATS = 0.04  # mean gap of healthy bfloat16 engines
 
@@ -239,6 +240,11 @@ def _training_warnings(config: RLConfig) -> Iterator[str]:
         yield (
             f"sync.probe_tolerance: {tolerance:g} nats is close to bfloat16's own noise (about {BFLOAT16_GAP_NATS}); "
             "the run may stop without a fault"
+        )
+    if config.checkpoint.every == 0 and config.failures.job_restarts and train.steps > MANY_STEPS:
+        yield (
+            f"checkpoint.every: 0 writes none before step {train.steps}, so that a job that loses a trainer rank begins again from "
+            "step 0; set it, or failures.job_restarts: 0"
         )
     for key, every in (("eval", config.eval.every), ("checkpoint", config.checkpoint.every)):
         if every > train.steps:

@@ -25,7 +25,7 @@ from orchestration.rollout_group import RolloutGroup
 from orchestration.run_directory import RunDirectory
 from orchestration.trainer_actor import TrainerGroup
 from orchestration.trainer_settings import TrainerSettings
-from orchestration.watchdog import START_SECONDS, Watch
+from orchestration.watchdog import START_SECONDS, Lost, Watch
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -102,9 +102,14 @@ def started_actors(
             if trainers is not None:
                 trainers.abandon()
             raise
-        rollouts.close()
         if trainers is not None:
-            trainers.close()
+            trainers.meanwhile = None
+        for close in (rollouts.close, trainers.close if trainers is not None else None):
+            try:
+                if close is not None:
+                    close()
+            except Lost as lost:  # the work is done: nothing that was to be kept goes with it
+                note(str(lost))
 
 
 def trainer_settings(config: RLConfig, run: RunDirectory) -> TrainerSettings:

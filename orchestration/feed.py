@@ -105,11 +105,13 @@ class Feed:
         that hold that version. Raises: as `turn`.
         """
         while (ids := self._complete(version)) is None:
+            assert not self._is_stuck(version), "nothing is under way, nothing may be asked, and there is no batch"
             if turn is None:
                 self.turn(version, WAIT_SECONDS)
             else:
                 turn(WAIT_SECONDS)
         fresh = [self._finished.pop(name) for name in self._in_order(ids)]
+        self._refuse_old_tokens(fresh, version)
         reused = self.reuse.take(version)
         self.reuse.add(fresh, version)
         withdrawn = sorted(self._now.withdrawn, key=lambda group: self._asked[group.group_id][0])
@@ -119,7 +121,7 @@ class Feed:
         self.sampler.observe(batch.finished)
         self._say_unfilled()
         self._now.ready, self._now.running = self.admission.ready, self.admission.running
-        self.last, self._now = self._now, _Step()
+        self.last, self._now = self._now, _Step(unfilled=max(0, self._now.unfilled - self.fresh_per_step))
         self.next_step += 1
         return batch
 
@@ -129,7 +131,11 @@ class Feed:
 
     def unfinished(self) -> list[Prompt]:
         """Prompts taken from the sampler whose groups are not trained on yet, in order of asking."""
-        return [prompt for _, prompt in sorted(self._asked.values(), key=lambda entry: entry[0])] + self.first_to_ask
+        left_out = {group.group_id for group in self._now.withdrawn}
+        asked = sorted(
+            (entry for name, entry in self._asked.items() if name not in left_out), key=lambda entry: entry[0]
+        )
+        return [prompt for _, prompt in asked] + self.first_to_ask
 
     def _ask(self, version: int) -> None:
         still_needed = (self.steps - self.next_step + 1) * self.fresh_per_step - self.admission.outstanding
@@ -163,8 +169,20 @@ class Feed:
             self._now.unfilled += 1
 
     def _complete(self, version: int) -> list[str] | None:
-        count = self.fresh_per_step - self._now.unfilled
-        return [] if count == 0 else self.admission.batch(version, count)
+        return self.admission.batch(version, max(0, self.fresh_per_step - self._now.unfilled))
+
+    def _is_stuck(self, version: int) -> bool:
+        """Whether waiting would be for ever: a fault of ours."""
+        has_begun = self.admission.outstanding > 0 or self._now.unfilled > 0
+        return has_begun and self.admission.running == 0 and self.admission.room(version) <= self._now.unfilled
+
+    def _refuse_old_tokens(self, groups: list[Group], version: int) -> None:
+        """The bound that admission keeps by deadlines, of the tokens themselves."""
+        for group in groups:
+            for t in group.trajectories:
+                assert not len(t.versions) or version - t.versions.min() <= self.schedule.staleness, (
+                    f"{group.group_id} has tokens of version {t.versions.min()}, too old for version {version}"
+                )
 
     def _in_order(self, ids: list[str]) -> list[str]:
         return sorted(ids, key=lambda name: self._asked[name][0])

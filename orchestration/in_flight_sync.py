@@ -89,7 +89,8 @@ class InFlightSync:
         """Wait until engines hold what was pushed last. Raises: ProbeFailed, EnginesLost."""
         tally = Tally()
         while self._proof is not None and self._proof.scoring is None:
-            self.rollouts.wait_a_moment()
+            with self.weights.refusals():
+                self.rollouts.wait_a_moment()
             tally.merge(self.turn())
         proof, self._proof = self._proof, None
         return tally if proof is None else tally.merge(self._judged(proof))

@@ -22,11 +22,12 @@ from orchestration.frozen import frozen_columns
 from orchestration.in_flight_sync import InFlightSync
 from orchestration.metrics import Tally
 from orchestration.nonfinite import NonFiniteError, not_finite_message, skipped_warning
-from orchestration.resume import DriverState, trainer_folder
+from orchestration.resume import DriverState, read_reuse, trainer_folder, write_reuse
 from orchestration.rollout_metrics import RewardFailures, refuse_failed_rewards, rollout_tally
 from orchestration.run_directory import RunDirectory
 from orchestration.sync import WeightSync
 from orchestration.update import prepare_updates
+from orchestration.watchdog import EnginesLost
 from rollouts.records import Group, Trajectory
 from rollouts.sampling import Sampling
 
@@ -54,8 +55,9 @@ class RLJob:
         self.heldout = prompts.heldout[: config.eval.max_prompts]
         self.probes = prompts.train[: config.sync.probe_prompts]
         self.version = 0  # of the policy: what the trainer trains
+        self.engine_version = 0  # that all engines hold: the policy's but for the time of a sync
+        self._engines_lost: EnginesLost | None = None  # while the trainer was at work
         overlaps = config.schedule.mode == "overlap" and config.sync.method != "nccl" and not self.rollouts.sleeps
-        self.trainers.meanwhile = self._meanwhile
         self.in_flight = InFlightSync(config, self.weights, self.trainers, self.rollouts) if overlaps else None
         self.first_step = self.trained_steps = 0  # step 0 only looks at what training starts from
         self.accuracies: list[float] = []  # held-out, in order
@@ -68,6 +70,7 @@ class RLJob:
         if self.config.lora is not None and self.config.lora.adapter is not None:
             self.weights.push(self.version)
         self.prove()
+        self.trainers.meanwhile = self._meanwhile
 
     def generate(self, step: int) -> Batch:
         """The step's groups, whole, scored and filtered: `Group.trained` is what is in the loss.
@@ -75,8 +78,10 @@ class RLJob:
         Raises: RewardFailures, after keeping the samples that the reward choked on.
         """
         with self._phase("generate"):
+            scoring_seconds = self.rollouts.scoring_seconds()
             batch = self.feed.take(self.version, self._turn)
-            self._meanwhile()  # engines go on with the next batch
+            scoring_seconds = self.rollouts.scoring_seconds() - scoring_seconds
+        self.clock.move(min(max(0.0, scoring_seconds), self.clock.phases["generate"]), "generate", "reward")
         self.tally.merge(rollout_tally(batch.finished, self.config.reward.pass_threshold))
         self.tally.merge(self.feed.tally(batch, self.version))
         if self.config.data.retire_pass_rate is not None:
@@ -89,17 +94,28 @@ class RLJob:
         return batch
 
     def _meanwhile(self) -> None:
-        """What the driver does while it waits for trainers: nothing in sync mode, where there is nothing to ask."""
-        if self.config.schedule.mode == "overlap":
-            self._turn(0.0)
+        """What the driver does while it waits for trainers: nothing in sync mode, where there is nothing to ask.
+
+        When engines are lost for good the trainer is let finish first, so that the last checkpoint is of a whole step.
+        """
+        if self.config.schedule.mode == "overlap" and self._engines_lost is None:
+            try:
+                self._turn(0.0)
+            except EnginesLost as lost:
+                self._engines_lost = lost
+
+    def _refuse_lost_engines(self) -> None:
+        if self._engines_lost is not None:
+            raise self._engines_lost
 
     def _turn(self, wait_seconds: float) -> None:
         """Ask, collect, and see a sync through that goes on beside training."""
         if self.in_flight is None:
-            self.feed.turn(self.version, wait_seconds)
+            self.feed.turn(self.engine_version, wait_seconds)
             return
         wait_seconds = wait_seconds if self.in_flight.is_settled else min(wait_seconds, MOMENT_SECONDS)
-        self.feed.turn(self.in_flight.engine_version, wait_seconds)
+        with self.weights.refusals():
+            self.feed.turn(self.in_flight.engine_version, wait_seconds)
         self.tally.merge(self.in_flight.turn())
 
     def train(self, step: int, batch: Batch) -> bool:
@@ -109,6 +125,7 @@ class RLJob:
         """
         skipped_in_a_row = 0
         with self._phase("train"), self._engines_asleep():
+            self._meanwhile()  # engines go on with the next batch
             updates, prepared = prepare_updates(batch.groups, self.method, self.config, self.version, self._frozen)
             self.tally.merge(prepared)
             if updates:
@@ -117,6 +134,7 @@ class RLJob:
                 self.version += 1
             self.feed.trained(self.version)
             self.trained_steps = step
+        self._refuse_lost_engines()
         if skipped_in_a_row:
             self.console.warning(skipped_warning(step, skipped_in_a_row, self.run))
         if skipped_in_a_row >= self.config.train.max_skipped_in_a_row:
@@ -150,10 +168,11 @@ class RLJob:
                 self.tally.merge(
                     self.in_flight.push(self.version, [t for group in batch.groups for t in group.trained])
                 )
+            self._refuse_lost_engines()
             return
         with self._phase("sync"):
             self.tally.merge(self.weights.push(self.version))
-            self._meanwhile()
+            self.engine_version = self.version
         self.prove()
 
     def prove(self) -> None:
@@ -184,6 +203,7 @@ class RLJob:
             if self.config.checkpoint.resume_state:
                 self.trainers.save_state(trainer_folder(folder))
                 self._state(step).write(folder)
+                write_reuse(folder, self.feed.reuse.state)
         self.run.prune_checkpoints(self.config.checkpoint.keep)
 
     def _state(self, step: int) -> DriverState:
@@ -205,11 +225,13 @@ class RLJob:
         by_id = {prompt.prompt_id: prompt for prompt in self.sampler.prompts}
         self.feed.begin_after(state.step, [by_id[name] for name in state.unfinished])
         self.trained_steps, self.first_step, self.accuracies = state.step, state.step + 1, list(state.accuracies)
-        self.version = state.version
-        self.weights.push(self.version)
+        self.feed.reuse.load_state(read_reuse(checkpoint))
+        self.version = self.engine_version = state.version
         if self.in_flight is not None:
             self.in_flight.engine_version = self.version
+        self.weights.push(self.version)
         self.prove()
+        self.trainers.meanwhile = self._meanwhile
         self.tally = Tally()  # of the step that is to come
         self.clock.lap()
 
@@ -222,7 +244,6 @@ class RLJob:
         self.engine_times.take_in(self.rollouts.counters())
         engines = self.engine_times.lap()
         self.tally.merge(self.rollouts.tally())
-        self.clock.move(min(engines.scoring_seconds, self.clock.phases.get("generate", 0.0)), "generate", "reward")
         times = self.clock.lap()
         if self.config.schedule.mode == "overlap":
             self.tally.merge(engines.tally(times["time/step_seconds"]))

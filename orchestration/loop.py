@@ -85,6 +85,7 @@ def drive(job: RLJob, write_report: WriteReport) -> None:
             job.console.step(step, job.record(step))
             write_report(run.path)
     except EnginesLost:
+        job.trainers.meanwhile = None  # it would meet the lost engine again
         if job.trained_steps > max((read_marker(kept)["step"] for kept in checkpoints(run.path)), default=0):
             job.checkpoint(job.trained_steps)
         raise

@@ -300,7 +300,7 @@ def warnings_about(
         )
     if "RAY_ADDRESS" in os.environ and config.sync.method == "direct":
         found.append(
-            "sync.method: direct reaches engines on the trainer's machine only; on a cluster of several use disk"
+            "sync.method: direct reaches engines on the trainer's machine only; on a cluster of several use nccl or disk"
         )
     if device.device != "cpu" or "RAY_ADDRESS" in os.environ:
         return found

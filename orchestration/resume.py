@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pickle
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -31,8 +32,9 @@ from orchestration.run_directory import (
 if TYPE_CHECKING:
     from configs.schema import RLConfig
     from configs.supervised import SLConfig
+    from rollouts.records import Group
 
-DRIVER_FILE, TRAINER_FOLDER = "driver.json", "trainer"
+DRIVER_FILE, TRAINER_FOLDER, REUSE_FILE = "driver.json", "trainer", "reuse.pickle"
 # What may differ between the run and its resumption: where things are and how often something is kept or looked at.
 FREE_KEYS = (
     "run.name", "run.dir", "checkpoint", "failures", "replay", "eval.every", "data.cache_dir",
@@ -68,6 +70,17 @@ class DriverState:
 def trainer_folder(checkpoint: Path) -> Path:
     """Where the trainer ranks keep their state in a checkpoint."""
     return checkpoint / RESUME / TRAINER_FOLDER
+
+
+def write_reuse(checkpoint: Path, kept: list[tuple[int, Group]]) -> None:
+    """Put the groups that may be trained on again into a checkpoint that is being written."""
+    (checkpoint / RESUME / REUSE_FILE).write_bytes(pickle.dumps(kept))
+
+
+def read_reuse(checkpoint: Path) -> list[tuple[int, Group]]:
+    """What `write_reuse` wrote. Unpickles: open only checkpoints you trust."""
+    kept: list[tuple[int, Group]] = pickle.loads((checkpoint / RESUME / REUSE_FILE).read_bytes())
+    return kept
 
 
 def newest_resumable(run: RunDirectory) -> Path | None:

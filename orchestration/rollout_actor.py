@@ -84,6 +84,7 @@ class RolloutActor(RolloutWorker):
     sleep = naming_death(RolloutWorker.sleep)
     wake = naming_death(RolloutWorker.wake)
 
+    @naming_death
     async def score(self, sequences: list[tuple[IntArray, IntArray]]) -> list[FloatArray]:
         with self._doing("score"):
             return await super().score(sequences)

@@ -179,6 +179,7 @@ class RolloutGroup:
         self.restarts_left -= 1
         left_behind = list(engine.outstanding.values())
         self._tally.total("rollout/engine_restarts", 1)
+        self._tally.total("rollout/discarded_tokens", engine.tokens_under_way)
         self._tally.total("rollout/reasked_groups", len(left_behind))
         self.note(f"{lost}. It is started again; {len(left_behind)} groups are asked again. Output: {engine.log_file}.")
         engine.begin_again()
@@ -197,7 +198,7 @@ class RolloutGroup:
         within `prompts`, gets samples of other seeds. Raises: as `collect`.
         """
         askings = step_askings(prompts, samples, f"{label}-{step}", earlier)
-        began, scoring = time.monotonic(), self._scoring_seconds()
+        began, scoring = time.monotonic(), self.scoring_seconds()
         self.ask(askings, sampling, step)
         made: dict[str, Group] = {}
         others: list[Group] = []
@@ -209,11 +210,12 @@ class RolloutGroup:
                 else:
                     others.append(group)
         self._arrived = others + self._arrived
-        seconds, scoring = time.monotonic() - began, self._scoring_seconds() - scoring
+        seconds, scoring = time.monotonic() - began, self.scoring_seconds() - scoring
         reward_seconds = min(seconds, max(0.0, scoring))
         return Rollouts([made[asking.group_id] for asking in askings], seconds - reward_seconds, reward_seconds)
 
-    def _scoring_seconds(self) -> float:
+    def scoring_seconds(self) -> float:
+        """In which an engine had only scores outstanding, so far; the largest of all engines'."""
         return max(one.scoring_seconds if one else 0.0 for one in self.counters())
 
     def load_weights(self, version: int, update: dict[str, Any]) -> list[Any]:
@@ -306,6 +308,10 @@ class RolloutGroup:
                 self.watch.get([call], doing=f"{what} engines")
             except EngineLost as lost:
                 self._replace(engine, lost)
+
+    def wait_for_one(self) -> None:
+        """Until an engine has started: all may be on their way anew. Raises: EnginesLost."""
+        self._started()
 
     def _started(self) -> list[EngineHandle]:
         """Those that have started; waits for one when all are being replaced."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import ray
@@ -96,13 +97,13 @@ class WeightSync:
         """Bring an engine that was started again to the version pushed last; without one, it starts from the right weights.
 
         False: that version is nowhere any more (nccl, after a training step began); the next `push` brings it.
-        Raises SyncError: as `push`.
+        Raises EngineLost, WeightLoadError, TransferFailed: the engine is of no use, and another has to be started.
         """
         if self._version is None:
             return True
         if self._notice is None and self.trainers.weights_moved:
             return False
-        self._until_it_works(lambda: self._load_current(actor), Tally())
+        self._load_current(actor)
         return True
 
     def _load_current(self, actor: Any) -> None:
@@ -157,9 +158,20 @@ class WeightSync:
             raise
         return self.get(sending, SENDING)[0], reports
 
+    @contextmanager
+    def refusals(self) -> Iterator[None]:
+        """Inside, what an engine says of weights that it refused while training went on becomes a SyncError with the way out."""
+        try:
+            yield
+        except (WeightLoadError, TransferFailed) as error:
+            self._fall_back(error)
+            raise  # _fall_back raises in overlap mode, the only one that comes here
+
     def _connect_all(self) -> None:
-        if self.method == "nccl" and self._connected != self.rollouts.actors:
-            self._connect(list(self.rollouts.actors))
+        if self.method == "nccl":
+            self.rollouts.wait_for_one()
+            if self._connected != self.rollouts.actors:
+                self._connect(list(self.rollouts.actors))
 
     def _connect(self, actors: list[Any]) -> None:
         """A new group of trainer rank 0 and these engines. Raises TransferFailed, WeightLoadError."""

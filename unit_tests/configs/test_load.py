@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from configs import yaml_text
 from configs.algorithm import listed
+from configs.files import read_job
 from configs.load import ConfigError, load, method_for, run_directory, to_yaml
 from configs.rules import warnings_for
 from configs.schema import EvalConfig, RLConfig
@@ -48,7 +49,7 @@ def test_defaults_and_method_parameters_are_filled_in(minimal: Path) -> None:
 
 @pytest.mark.parametrize("file", sorted(Path("configs").glob("*.yaml")), ids=str)
 def test_shipped_files_load_and_round_trip(file: Path, tmp_path: Path) -> None:
-    method = (yaml.safe_load(file.read_text()).get("algorithm") or {}).get("name")
+    method = read_job(file)[0].get("algorithm", {}).get("name")
     schema: Any = EvalConfig if method is None else RLConfig if listed()[method].has_advantages else SLConfig
     config = load(file, schema)
     again = tmp_path / "again.yaml"

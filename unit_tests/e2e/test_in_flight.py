@@ -68,10 +68,10 @@ def begun(pair: Pair, prompt: list[int], sampling: Sampling, samples: int) -> li
 
 
 async def tokens_later(pair: Pair, tokens: int) -> None:
-    """Returns when the engine has made this many tokens more."""
+    """Returns when the engine has made this many tokens more, and one at least for every request under way."""
     enough = pair.engine.tokens_generated() + tokens
     await asyncio.sleep(0)  # requests begin
-    while pair.engine.tokens_generated() < enough:
+    while pair.engine.tokens_generated() < enough or not all(one.tokens for one in pair.engine._running.values()):
         assert pair.engine._running, "every response ended before its time"
         await asyncio.sleep(0.001)
 

@@ -14,7 +14,7 @@ import pytest
 from orchestration.run_directory import checkpoints, read_metrics, read_samples
 
 ROOT = Path(__file__).resolve().parents[2]
-STEPS = 12
+STEPS = 40
 SECONDS = 240  # that anything may take on a busy machine
 SETTINGS = (
     f"train.steps={STEPS}",
@@ -22,7 +22,7 @@ SETTINGS = (
     "rollout.prompts_per_step=16",
     "rollout.responses_per_prompt=8",
     "eval.every=0",
-    "checkpoint.every=2",
+    "checkpoint.every=4",
     "schedule.mode=overlap",
     "lora.rank=8",
     "lora.alpha=32",
@@ -71,7 +71,7 @@ def test_a_job_with_adapters_survives_a_killed_engine_and_a_killed_rank(tiny_mod
     try:
         run.wait_for_step(2)
         run.kill_one("EngineCore")
-        run.wait_for_step(5)
+        run.wait_for_step(14)
         run.kill_one("TrainerActor")
         said = run.said()
     finally:

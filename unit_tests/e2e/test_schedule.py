@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from data_feeds.sampler import ShuffledPrompts
 from orchestration.metrics import Tally
 from orchestration.probe import ProbeFailed
 from orchestration.run_directory import checkpoints, read_samples
@@ -52,7 +53,7 @@ def test_partial_rollouts_on_shared_devices(stack: SharedStack) -> None:
     schedule = {**OVERLAP, "pause_while_training": True, "over_issue": 0.5, "in_flight": "abort"}
     done = stack.run({"schedule": schedule, "train": TRAIN})
     check_bounded(done)
-    assert all(row["schedule/engine_paused_seconds"] > 0 for row in done.rows[1:])
+    assert sum(row["schedule/engine_paused_seconds"] for row in done.rows[1:]) > 0
     assert all(row["schedule/running_groups"] + row["schedule/ready_groups"] <= 4 for row in done.rows[1:])
 
 
@@ -72,9 +73,10 @@ def test_a_stopped_job_goes_on(stack: SharedStack, schedule: dict[str, Any]) -> 
     assert not (older / "resume").exists() and (newest / "resume").exists(), "only the newest keeps its state"
     again = stack.run(job, resume=newest)
     assert [row["step"] for row in again.rows] == [3, 4]
+    expected = ShuffledPrompts(stack.prompts(half.config), half.config.run.seed).next(4 * 8)
     asked = [prompt for step in (1, 2) for prompt in prompts_of(half, step)]
     asked += [prompt for step in (3, 4) for prompt in prompts_of(again, step)]
-    assert len(set(asked)) == 4 * half.config.rollout.prompts_per_step, "no prompt was lost, and none asked twice"
+    assert sorted(asked) == sorted(prompt.prompt_id for prompt in expected), "no prompt was lost, and none asked twice"
     if not schedule:
         whole = stack.run(job)
         for row, other in zip(whole.rows[3:], again.rows, strict=True):

@@ -143,6 +143,7 @@ def test_the_cap_holds_and_what_is_missing_is_said_once(cap: int) -> None:
     one, scripted, notes = feed(lambda prompt, number: 0, ["pass_rate"], max_refill_rounds=cap)
     for _ in (1, 2):
         batch = one.take(0)
+        one.trained(0)
         means = one.tally(batch, 0).means()
         assert trained(batch) == 0 and batch.groups == []
         assert means["rollout/unfilled_groups"] == 4 and means["rollout/refilled_groups"] == 4 * cap
@@ -203,7 +204,10 @@ def test_which_groups_make_a_step_does_not_depend_on_who_finishes_first(cap: int
             return collect(wait_seconds)
 
         scripted.collect = one_at_a_time  # type: ignore[method-assign]
-        return [[group.prompt.prompt_id for group in one.take(version).fresh] for version in range(3)]
+        found = []
+        for scripted.version in range(3):
+            found.append([group.prompt.prompt_id for group in one.take(scripted.version).fresh])
+        return found
 
     assert steps(0) == steps(-1)
 
@@ -235,6 +239,7 @@ def test_nothing_is_asked_that_no_step_is_left_for() -> None:
     one, scripted, _ = feed(lambda prompt, number: 1, [], schedule=OVERLAP, steps=3)
     for version in range(3):
         assert len(one.take(version).fresh) == 4
+        scripted.version = version + 1
         one.turn(version + 1)
     assert len(scripted.group_ids) == 12 and one.unfinished() == [] and one.admission.outstanding == 0
 
@@ -253,7 +258,9 @@ def test_unfinished_prompts_are_asked_first_after_a_restart() -> None:
 
 def test_reused_groups_are_part_of_the_batch_and_not_of_what_was_generated() -> None:
     one, scripted, _ = feed(lambda prompt, number: 1, [], schedule={"reuse_versions": 1, "reuse_share": 0.5})
-    first, second = one.take(0), one.take(1)
+    first = one.take(0)
+    scripted.version = 1
+    second = one.take(1)
     assert (len(first.fresh), len(first.reused)) == (2, 0) and (len(second.fresh), len(second.reused)) == (2, 2)
     assert {g.group_id for g in second.reused} == {g.group_id for g in first.fresh}
     assert len(second.trajectories) == 2 * SAMPLES and len(scripted.group_ids) == 4
@@ -286,3 +293,46 @@ def test_rewards_that_are_not_finite_pass_through_tallies_filters_and_files(rewa
     assert {record["reward"] for record in read_samples(run.path, 1)} == {said, 0.0, 1.0}
     assert not math.isfinite(read_metrics(run.path)[0]["reward/right"])
     assert evaluation_tally(made.groups, 0.5, greedy=True).means()["eval/prompts"] == 4
+
+
+def test_more_left_out_than_a_batch_holds_are_missing_from_the_next_too() -> None:
+    """Overlap: two batches are under way, no further prompt may be asked, and six of eight groups are left out."""
+    one, scripted, _ = feed(
+        lambda prompt, number: SAMPLES if number < 6 else 1, ["zero_variance"], schedule=OVERLAP, max_refill_rounds=0,
+        hold=True, steps=3,
+    )  # fmt: skip
+    one.turn(0)
+    scripted.finish(*scripted.group_ids)
+    first = one.take(0)
+    assert (len(first.fresh), len(first.withdrawn)) == (0, 6), "four are missing from this batch"
+    one.trained(0)
+    scripted.hold = False
+    second = one.take(0)
+    assert len(second.fresh) == 2, "and two from the next, which holds the two that were kept"
+
+
+def test_what_was_left_out_is_not_asked_again_after_a_restart() -> None:
+    one, scripted, _ = feed(lambda prompt, number: SAMPLES if number == 0 else 1, ["zero_variance"], hold=True)
+    one.turn(0)
+    left_out, *_ = scripted.group_ids
+    scripted.finish(left_out)
+    one.turn(0)  # takes it in
+    one.turn(0)  # asks another
+    unfinished = [prompt.prompt_id for prompt in one.unfinished()]
+    assert scripted.prompt_ids[0][0] not in unfinished and len(unfinished) == 4
+
+
+def test_waiting_for_nobody_is_an_error() -> None:
+    one, _, _ = feed(lambda prompt, number: 1, [], schedule=OVERLAP)
+    one.turn(0)  # asked and finished under version 0
+    with pytest.raises(AssertionError, match="nothing is under way"):
+        one.take(2)
+
+
+def test_tokens_that_are_too_old_are_refused() -> None:
+    one, scripted, _ = feed(lambda prompt, number: 1, [], hold=True)
+    scripted.version = 0
+    one.turn(1)
+    scripted.finish(*scripted.group_ids)
+    with pytest.raises(AssertionError, match="too old for version 1"):
+        one.take(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -22,18 +23,20 @@ def member(name: str, still: float = 0.0, silent: float | None = None, phase: st
 
 
 @pytest.mark.parametrize(
-    ("members", "waited", "blamed"),
+    ("states", "waited", "blamed"),
     [
-        ([member("a", 5), member("b", 59)], 100, []),
-        ([member("a", 5), member("b", 61)], 100, ["b"]),
-        ([member("a", 61), member("b", 62)], 100, ["a", "b"]),  # they wait for one another
-        ([member("a", 600)], 10, []),  # it had nothing to do before it was waited for
-        ([member("a", 63), member("b", 0, silent=61)], 100, ["b"]),  # a waits for b, which is frozen
-        ([member("a", 63), member("b", 0, silent=59)], 100, []),  # in a moment it will be b's turn, not a's
-        ([member("a", 63), member("b", 0, silent=3)], 100, ["a"]),  # b is only slow to answer
+        ([("a", 5), ("b", 59)], 100, []),
+        ([("a", 5), ("b", 61)], 100, ["b"]),
+        ([("a", 61), ("b", 62)], 100, ["a", "b"]),  # they wait for one another
+        ([("a", 600)], 10, []),  # it had nothing to do before it was waited for
+        ([("a", 63), ("b", 0, 61)], 100, ["b"]),  # a waits for b, which is frozen
+        ([("a", 63), ("b", 0, 59)], 100, []),  # in a moment it will be b's turn, not a's
+        ([("a", 63), ("b", 0, 3)], 100, ["a"]),  # b is only slow to answer
     ],
 )
-def test_who_is_blamed(members: list[Member], waited: float, blamed: list[str]) -> None:
+def test_who_is_blamed(states: list[tuple[Any, ...]], waited: float, blamed: list[str]) -> None:
+    """states: name, seconds still, seconds silent; made here, since silence is counted from now."""
+    members = [member(*state) for state in states]
     assert [m.name for m in standing_still(members, waited, LIMIT)] == blamed
 
 

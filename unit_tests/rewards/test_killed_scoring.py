@@ -34,9 +34,11 @@ def scoring_processes() -> set[int]:
     return {p.pid for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE}
 
 
-async def killed_while_scoring(service: ScoringService, responses: list[str], kills: int) -> list[Trajectory]:
-    """Score all at once; `kills` times the process that has come last is killed in the middle of it."""
-    before: set[int] = set()
+async def killed_while_scoring(
+    service: ScoringService, responses: list[str], kills: int, before: set[int]
+) -> list[Trajectory]:
+    """Score all at once; `kills` times the process that has come last is killed in the middle of it. before: other children of
+    this process."""
     calls = [asyncio.create_task(service.score(trajectory(response))) for response in responses]
     for _ in range(kills):
         while not (new := scoring_processes() - before):
@@ -54,10 +56,11 @@ def run(responses: list[str], kills: int, **settings: Any) -> list[Trajectory]:
     part = {"function": "hostile_rewards:by_response"}
 
     async def all_of_it() -> list[Trajectory]:
+        before = scoring_processes()
         service = ScoringService(Reward(parts=[part], timeout_seconds=60.0, **settings))  # type: ignore[list-item]
         await service.start()
         try:
-            return await killed_while_scoring(service, responses, kills)
+            return await killed_while_scoring(service, responses, kills, before)
         finally:
             await service.close()
 
