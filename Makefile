@@ -74,7 +74,10 @@ browser:
 
 .PHONY: test
 test: install-dev model browser ## set up, then the whole test suite, the end-to-end run included
-	$(BIN)/python -m pytest --durations=10 $(ARGS)
+	@failed=0; set -x; \
+	$(BIN)/python -m pytest -m "not e2e" -n 2 --dist loadfile --durations=5 $(ARGS) || failed=1; \
+	$(BIN)/python -m pytest -m e2e --durations=10 $(ARGS) || failed=1; \
+	exit $$failed
 
 .PHONY: test-fast
 test-fast: install-dev ## the unit tests: no process is started that takes long, two minutes at most

@@ -97,4 +97,21 @@ def one_adapter_product(
         offset += size
 
 
+def one_adapter_logits(
+    self: PunicaWrapperCPU,
+    y: Tensor,  # [T, vocabulary], added to in place
+    x: Tensor,  # [T, in]
+    lora_a_stacked: Tensor,  # [1, 1, rank, in]; zeros when the head has no adapter
+    lora_b_stacked: Tensor,  # [1, 1, vocabulary, rank]
+    scale: float,
+    **_: Any,
+) -> None:
+    """The same for the head. vLLM's own CPU function knows the adapters of sampled tokens only, and fails on a prompt whose
+    log-probabilities are asked."""
+    a, b = lora_a_stacked[0, 0], lora_b_stacked[0, 0, : y.shape[-1]]
+    if not self.no_lora and a.any():
+        y[:, : len(b)] += scale * ((x @ a.T) @ b.T)
+
+
 PunicaWrapperCPU.add_lora_linear = one_adapter_product
+PunicaWrapperCPU.add_lora_logits = one_adapter_logits

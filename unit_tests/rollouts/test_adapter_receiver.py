@@ -7,7 +7,7 @@ import torch
 from vllm.lora.layers import LoRAMapping
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
-from rollouts.adapter_receiver import ADAPTER_ID, adapter_arguments, one_adapter_product
+from rollouts.adapter_receiver import ADAPTER_ID, adapter_arguments, one_adapter_logits, one_adapter_product
 
 RANK, ROOM, WIDTH, SLICES = 3, 8, 10, (4, 2, 2)  # a fused layer of three matrices; vLLM has room for rank 8
 
@@ -62,3 +62,18 @@ def test_it_is_what_vllm_calls_on_a_cpu() -> None:
 @pytest.mark.parametrize(("rank", "room"), [(1, 1), (2, 8), (16, 16), (17, 32), (512, 512)])
 def test_room_is_the_smallest_rank_vllm_has_buffers_for(rank: int, room: int) -> None:
     assert adapter_arguments(rank)["max_lora_rank"] == room
+
+
+@pytest.mark.parametrize("padded", [0, 6])
+def test_the_head_adds_its_adapter_to_every_token(padded: int) -> None:
+    """Also to more tokens than are sampled: those of a prompt whose log-probabilities are asked."""
+    torch.manual_seed(0)
+    rank, width, vocabulary, tokens = 3, 8, 20, 11
+    x, y = torch.randn(tokens, width), torch.randn(tokens, vocabulary)
+    a, b = torch.randn(1, 1, rank, width), torch.randn(1, 1, vocabulary + padded, rank)
+    wanted = y.double() + 0.5 * x.double() @ a[0, 0].double().T @ b[0, 0, :vocabulary].double().T
+    punica = PunicaWrapperCPU(64, max_batches=4, device="cpu", max_loras=1)
+    punica.no_lora = False
+    punica.add_lora_logits(y, x, a, b, 0.5)
+    assert PunicaWrapperCPU.add_lora_logits is one_adapter_logits
+    torch.testing.assert_close(y.double(), wanted, rtol=1e-5, atol=1e-5)
