@@ -19,7 +19,7 @@ from orchestration.cores import core_plan
 from orchestration.devices import resolve
 from orchestration.frozen import frozen_columns
 from orchestration.rollout_group import step_askings
-from orchestration.run_directory import RunDirectory, read_metrics
+from orchestration.run_directory import RunDirectory, checkpoints, read_marker, read_metrics
 from orchestration.trainer_actor import TrainerGroup
 from orchestration.update import prepare_updates
 from orchestration.watchdog import EnginesLost, Member, TrainerLost, Watch
@@ -170,7 +170,8 @@ def test_a_lost_trainer_rank_is_named_in_time(stack: SharedStack, deadly: signal
                 os.kill(victim.beat.pid, deadly)
 
         with pytest.raises(TrainerLost) as lost:
-            trainers.step(updates * 20_000, 2, strike)
+            trainers.meanwhile = strike
+            trainers.step(updates * 20_000, 2)
         seconds = time.monotonic() - struck[0]
         pids = [pid_of(member) for member in trainers.members]
     said = str(lost.value)
@@ -183,10 +184,11 @@ def test_a_lost_trainer_rank_is_named_in_time(stack: SharedStack, deadly: signal
     assert not gone_within(20, lambda: [str(pid) for pid in pids if is_alive(pid)])
 
 
-def test_nobody_outlives_a_killed_driver(tiny_model: Path, tmp_path: Path) -> None:
-    """Not even a process that is frozen."""
+def test_nobody_outlives_a_killed_driver_and_its_run_goes_on(tiny_model: Path, tmp_path: Path) -> None:
+    """Not even a process that is frozen; and the same command with --resume takes the run to its end."""
     run = tmp_path / "run"
-    with ending(started_rl(run, tiny_model, "train.steps=10000", "train.ranks=2", "eval.every=0")) as driver:
+    settings = ("train.ranks=2", "eval.every=0", "checkpoint.every=5", "checkpoint.keep=1")
+    with ending(started_rl(run, tiny_model, "train.steps=10000", *settings)) as driver:
         deadline = time.monotonic() + 400
         while not (run / "metrics.jsonl").exists() or len(read_metrics(run)) < 2:
             assert driver.poll() is None and time.monotonic() < deadline
@@ -203,3 +205,10 @@ def test_nobody_outlives_a_killed_driver(tiny_model: Path, tmp_path: Path) -> No
         left = lambda: [p.name() for p in everybody if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]  # noqa: E731
         assert not gone_within(60, left)
         assert not gone_within(5, lambda: [one["name"] for one in marked_processes(run)])
+    (kept,) = checkpoints(run)
+    step = read_marker(kept)["step"]
+    with ending(started_rl(run, tiny_model, f"train.steps={step + 2}", *settings, flags=("--resume",))) as driver:
+        said, errors = driver.communicate(timeout=300)
+    assert driver.returncode == 0, errors[-3000:]
+    assert f"goes on after step {step}" in said
+    assert [row["step"] for row in read_metrics(run)] == list(range(step + 3))

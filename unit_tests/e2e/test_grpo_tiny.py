@@ -35,14 +35,14 @@ def started(*arguments, mark, **variables):
     )  # fmt: skip
 
 
-def started_rl(run, model, *settings, **variables):
+def started_rl(run, model, *settings, flags=(), **variables):
     sets = [
         f"model.path={model}",
         f"data.sources.0.file={model}/data/train.jsonl",
         f"data.heldout_sources.0.file={model}/data/heldout.jsonl",
         *settings,
     ]
-    flags = [flag for setting in sets for flag in ("--set", setting)]
+    flags = [*flags, *(flag for setting in sets for flag in ("--set", setting))]
     main = ("main_rl.py", "--config", "configs/grpo_tiny.yaml", "--run-dir", str(run))
     return started(*main, *flags, mark=run, **variables)
 
