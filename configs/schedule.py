@@ -64,8 +64,8 @@ class Failures(Block):
     engine_restarts: int = Field(
         3,
         ge=0,
-        description="Rollout engines started again in one run, all together; the next one lost stops the run with a "
-        "checkpoint.",
+        description="Rollout engines started again, all together, since the job began or began again; the next one lost stops "
+        "the run with a checkpoint.",
     )
     job_restarts: int = Field(
         2, ge=0, description="Times the job begins again from its last checkpoint after a trainer rank was lost."
