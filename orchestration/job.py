@@ -138,7 +138,6 @@ class RLJob:
         if skipped_in_a_row:
             self.console.warning(skipped_warning(step, skipped_in_a_row, self.run))
         if skipped_in_a_row >= self.config.train.max_skipped_in_a_row:
-            self.keep_samples(step, batch.finished)
             self.checkpoint(step)
             raise NonFiniteError(not_finite_message(step, skipped_in_a_row, self.run))
         return bool(updates)

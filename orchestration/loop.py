@@ -108,9 +108,11 @@ def do_step(job: RLJob, step: int) -> None:
         job.begin()
     else:
         batch = job.generate(step)
-        if job.train(step, batch):
-            job.sync(batch)
-        job.keep_samples(step, batch.finished)
+        try:
+            if job.train(step, batch):
+                job.sync(batch)
+        finally:
+            job.keep_samples(step, batch.finished)
     if step == 0 or due(step, config.eval.every, config.train.steps):
         job.evaluate(step)
     if step > 0 and due(step, config.checkpoint.every, config.train.steps):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from data_feeds.sampler import ShuffledPrompts
+from orchestration.loop import drive
 from orchestration.metrics import Tally
 from orchestration.probe import ProbeFailed
-from orchestration.run_directory import checkpoints, read_samples
+from orchestration.run_directory import checkpoints, read_marker, read_samples
+from orchestration.watchdog import EnginesLost
 from unit_tests.e2e.shared_stack import Done, SharedStack
 
 pytestmark = [pytest.mark.e2e]
@@ -101,5 +104,38 @@ def test_a_version_that_did_not_arrive_is_noticed_while_training_goes_on(stack: 
             job.in_flight.settle()
 
 
+@pytest.mark.parametrize("while_training", [True, False], ids=["while the trainer trains", "while it waits"])
+def test_when_engines_are_lost_for_good_a_whole_step_is_kept(stack: SharedStack, while_training: bool) -> None:
+    """The loss is noticed in the third step; the checkpoint is of a step that was done, and no prompt is lost with it."""
+    block = {"schedule": OVERLAP, "train": TRAIN}
+    with stack.job(block) as job:
+        turn = job.feed.turn
+
+        def lose(engine_version: int, wait_seconds: float = 0.0) -> None:
+            is_waited_for = wait_seconds > 0
+            if (
+                job.trained_steps == 2
+                and job.feed.next_step == (4 if while_training else 3)
+                and is_waited_for != while_training
+            ):
+                raise EnginesLost("all of them")
+            turn(engine_version, wait_seconds)
+
+        job.feed.turn = lose  # type: ignore[method-assign]
+        with pytest.raises(EnginesLost):
+            drive(job, lambda path: path)
+        (kept,) = checkpoints(job.run.path)
+        done = 3 if while_training else 2
+        assert read_marker(kept)["step"] == done
+    again = stack.run(block, resume=kept)
+    asked = [prompt for step in range(1, done + 1) for prompt in prompts_of_run(job.run.path, step)]
+    asked += [prompt for step in range(done + 1, 5) for prompt in prompts_of(again, step)]
+    assert len(asked) == len(set(asked)) == 32
+
+
+def prompts_of_run(folder: Path, step: int) -> set[str]:
+    return {sample["prompt_id"] for sample in read_samples(folder, step)}
+
+
 def prompts_of(done: Done, step: int) -> set[str]:
-    return {sample["prompt_id"] for sample in read_samples(done.path, step)}
+    return prompts_of_run(done.path, step)
