@@ -11,14 +11,12 @@ import numpy as np
 from configs.schema import RLConfig
 from data_feeds.sampler import PromptSampler
 from orchestration.metrics import Tally
-from orchestration.rollout_group import RolloutGroup, step_askings
+from orchestration.rollout_group import WAIT_SECONDS, RolloutGroup, step_askings
 from rollouts.admission import Admission
 from rollouts.filter import apply_filters, filters_of
 from rollouts.records import Group, Prompt, Trajectory
 from rollouts.reuse import ReuseBuffer
 from rollouts.sampling import Sampling
-
-WAIT_SECONDS = 1.0  # at most, before the driver looks around again
 
 
 @dataclass(frozen=True)
@@ -145,9 +143,7 @@ class Feed:
         prompts = self.first_to_ask[:count]
         del self.first_to_ask[:count]
         prompts += self.sampler.next(count - len(prompts))
-        askings = step_askings(
-            prompts, self.rollout.responses_per_prompt, f"train-{self.next_step}", tuple(self._now.asked)
-        )
+        askings = step_askings(prompts, self.rollout.responses_per_prompt, f"train-{self.next_step}", self._now.asked)
         self._now.asked += prompts
         for asking in askings:
             self.admission.asked(asking.group_id, version)
@@ -211,7 +207,7 @@ class Feed:
         tally.total("rollout/dropped_in_baseline", sum(t.in_baseline for t in dropped))
         tally.total(
             "rollout/filtered_groups",
-            sum(all(t.dropped_by is not None for t in group.scored) for group in batch.finished),
+            sum(bool(g.scored) and all(t.dropped_by is not None for t in g.scored) for g in batch.finished),
         )
         for used in self.filters:
             tally.total(f"rollout/filtered/{used.name}", sum(t.dropped_by == used.name for t in dropped))

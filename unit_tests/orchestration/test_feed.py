@@ -336,3 +336,12 @@ def test_tokens_that_are_too_old_are_refused() -> None:
     scripted.finish(*scripted.group_ids)
     with pytest.raises(AssertionError, match="too old for version 1"):
         one.take(1)
+
+
+def test_a_group_that_could_not_be_scored_is_not_counted_as_filtered() -> None:
+    one, scripted, _ = feed(lambda prompt, number: 1, ["zero_variance"], hold=True)
+    one.turn(0)
+    for t in scripted._held[0].trajectories:
+        t.reward, t.reward_error = None, "the judge is out"
+    scripted.finish(*scripted.group_ids)
+    assert one.tally(one.take(0), 0).means()["rollout/filtered_groups"] == 0
