@@ -74,7 +74,8 @@ def started_actors(
     Start-up is concurrent, engines compile and load while the trainer does; on GPUs that both share it is in turn, because
     an engine measures the free memory while it starts. note: told when an engine is replaced.
     """
-    device, cores = resolve(config.model.device), core_plan(config, resolve(config.model.device))
+    device = resolve(config.model.device)
+    cores = core_plan(config, device)
     ranks, rollout = (config.train.ranks, config.rollout) if isinstance(config, RLConfig) else (0, config)
     shared = colocate(config) if isinstance(config, RLConfig) else None
     watch = Watch((config.failures if isinstance(config, RLConfig) else Failures()).stall_seconds)

@@ -23,6 +23,7 @@ from orchestration.in_flight_sync import InFlightSync
 from orchestration.metrics import Tally
 from orchestration.nonfinite import NonFiniteError, not_finite_message, skipped_warning
 from orchestration.resume import DriverState, read_reuse, trainer_folder, write_reuse
+from orchestration.rollout_group import MOMENT_SECONDS
 from orchestration.rollout_metrics import RewardFailures, refuse_failed_rewards, rollout_tally
 from orchestration.run_directory import RunDirectory
 from orchestration.sync import WeightSync
@@ -30,8 +31,6 @@ from orchestration.update import prepare_updates
 from orchestration.watchdog import EnginesLost
 from rollouts.records import Group, Trajectory
 from rollouts.sampling import Sampling
-
-MOMENT_SECONDS = 0.05  # that the driver waits for groups while a sync is to be seen through
 
 
 class RLJob:

@@ -28,7 +28,7 @@ from rollouts.transfer_group import TransferFailed
 from rollouts.worker import Asking, Collected
 
 WAIT_SECONDS = 1.0  # at most, before the driver looks around again
-MOMENT_SECONDS = 0.05
+MOMENT_SECONDS = 0.05  # the same, while weights under way are to be seen through
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ FALL_BACK: dict[SyncMethod, SyncMethod] = {"nccl": "direct", "direct": "disk"}
 JOIN_SECONDS = 120.0  # for a group to come together; NCCL's first connection between machines takes tens of seconds
 JOINING, PUBLISHING, SENDING = "joining the weight group", "publishing weights", "broadcasting weights"
 LOADING = "loading weights into a new engine"
-FAILURES = (WeightLoadError, TransferFailed, OSError, ValueError)
+REFUSALS = (WeightLoadError, TransferFailed)
+FAILURES = (*REFUSALS, OSError, ValueError)
 
 
 class SyncError(RuntimeError):
@@ -82,11 +83,8 @@ class WeightSync:
         assert self.method != "nccl", "a broadcast takes both sides"
         tally = Tally()
         started = time.monotonic()
-        try:
-            notice = self.get(self.trainers.begin_publish(version, self.method), f"publishing version {version}")[0]
-        except FAILURES as error:
-            self._fall_back(error)
-            raise  # _fall_back raises in overlap mode, the only one that comes here
+        with self.refusals(FAILURES):
+            notice = self.get(self.trainers.begin_publish(version, self.method), PUBLISHING)[0]
         self._version, self._notice = version, notice
         tally.total("sync/bytes", notice["size_bytes"])
         tally.total("sync/publish_seconds", time.monotonic() - started)
@@ -159,11 +157,11 @@ class WeightSync:
         return self.get(sending, SENDING)[0], reports
 
     @contextmanager
-    def refusals(self) -> Iterator[None]:
+    def refusals(self, kinds: tuple[type[Exception], ...] = REFUSALS) -> Iterator[None]:
         """Inside, what an engine says of weights that it refused while training went on becomes a SyncError with the way out."""
         try:
             yield
-        except (WeightLoadError, TransferFailed) as error:
+        except kinds as error:
             self._fall_back(error)
             raise  # _fall_back raises in overlap mode, the only one that comes here
 
@@ -225,11 +223,6 @@ class WeightSync:
 def message_of(error: Exception) -> str:
     """What was said where it was raised: Ray adds the remote traceback."""
     return str(getattr(error, "cause", error))
-
-
-def synchronise(trainers: TrainerGroup, rollouts: RolloutGroup, version: int) -> None:
-    """Publish the trainer's weights as `version` and load them into every engine."""
-    rollouts.load_weights(version, trainers.publish(version))
 
 
 def prove(

@@ -23,7 +23,6 @@ from orchestration.loop import drive
 from orchestration.preflight import preflight
 from orchestration.rollout_actor import RolloutActor
 from orchestration.run_directory import RunDirectory, read_metrics
-from orchestration.sync import synchronise
 from rewards.service import ScoringService
 from rollouts.records import Prompt
 
@@ -127,7 +126,7 @@ class SharedStack:
         while rollouts.unfinished or rollouts.collect(0.0):  # what a stopped job left under way
             rollouts.collect(1.0)
         rollouts.in_flight, rollouts.sleeps = config.schedule.in_flight, config.schedule.pause_while_training
-        synchronise(trainers, rollouts, version=0)
+        rollouts.load_weights(0, trainers.publish(0))
         return RLJob(config, method, checked.prompts, run, self.actors, console)
 
 
