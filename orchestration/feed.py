@@ -86,7 +86,7 @@ class Feed:
     def turn(self, engine_version: int, wait_seconds: float = 0.0) -> None:
         """Ask as many prompts as may be asked now, and take in what has finished; waits at most that long for the first.
 
-        engine_version: what engines hold, the policy's or an older one.
+        engine_version: what engines begin under, the policy's or an older one: they hold it, or it is on its way.
 
         Raises:
             EnginesLost: more engines died than failures.engine_restarts allows.
@@ -143,7 +143,8 @@ class Feed:
         prompts = self.first_to_ask[:count]
         del self.first_to_ask[:count]
         prompts += self.sampler.next(count - len(prompts))
-        askings = step_askings(prompts, self.rollout.responses_per_prompt, f"train-{self.next_step}", self._now.asked)
+        samples, label = self.rollout.responses_per_prompt, f"train-{self.next_step}"
+        askings = step_askings(prompts, samples, label, self._now.asked, oldest_version=version)
         self._now.asked += prompts
         for asking in askings:
             self.admission.asked(asking.group_id, version)

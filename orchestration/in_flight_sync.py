@@ -41,7 +41,7 @@ class InFlightSync:
 
     def __init__(self, config: RLConfig, weights: WeightSync, trainers: TrainerGroup, rollouts: RolloutGroup) -> None:
         self.config, self.weights, self.trainers, self.rollouts = config, weights, trainers, rollouts
-        self.engine_version = 0  # that all engines hold
+        self.engine_version = 0  # under which what is asked now begins: engines hold it, or it is on its way to them
         self._proof: _Proof | None = None
 
     @property
@@ -58,6 +58,7 @@ class InFlightSync:
         assert self._proof is None, "the version before is not settled"
         notice, tally = self.weights.publish(version)
         self.rollouts.begin_load(version, notice)
+        self.engine_version = version
         room = max(1, self.config.rollout.max_new_tokens - 1)  # an engine that scores makes one token more
         sync = self.config.sync
         tokens = probe_tokens(trajectories, sync.probe_prompts, min(sync.probe_tokens, room))
@@ -75,7 +76,6 @@ class InFlightSync:
         if proof is None or self.rollouts.is_loading:
             return tally
         if proof.scoring is None:
-            self.engine_version = proof.version
             if reports := self.rollouts.load_reports:
                 tally.maximum("sync/pause_seconds", max(report.pause_seconds for report in reports))
             asked = [(t.prompt_ids, t.token_ids) for t in proof.tokens]

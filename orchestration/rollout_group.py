@@ -61,7 +61,7 @@ class RolloutGroup:
         self._is_asleep = False
         self._holds_back = False  # new engines are not given weights now
         self._arrived: list[Group] = []  # collected while something else was waited for
-        self._deaths: list[str] = []
+        self._deaths: list[tuple[str, EngineLost]] = []  # of which engine; in order
         self._tally = Tally()
 
     @classmethod
@@ -169,9 +169,10 @@ class RolloutGroup:
             engine.load(*self._update, self.in_flight)
 
     def _replace(self, engine: EngineHandle, lost: EngineLost) -> None:
-        self._deaths.append(f"{engine.name} {lost.how}")
+        if (engine.name, lost) not in self._deaths:  # one that is not replaced is met again by whoever looks next
+            self._deaths.append((engine.name, lost))
         if self.restarts_left == 0:
-            past = "; ".join(self._deaths)
+            past = "; ".join(f"{name} {one.how}" for name, one in self._deaths)
             raise EnginesLost(
                 f"{lost}. That is loss number {len(self._deaths)} of this run, and failures.engine_restarts = "
                 f"{len(self._deaths) - 1}. In order: {past}. The engine's output is in {engine.log_file}."
@@ -332,11 +333,14 @@ class RolloutGroup:
             engine.end()
 
 
-def step_askings(prompts: list[Prompt], samples: int, label: str, earlier: Iterable[Prompt]) -> list[Asking]:
+def step_askings(
+    prompts: list[Prompt], samples: int, label: str, earlier: Iterable[Prompt], oldest_version: int = 0
+) -> list[Asking]:
     """One asking per prompt, each with an id and seeds that no other asking of the step has."""
     times = Counter(prompt.prompt_id for prompt in earlier)
     askings = []
     for prompt in prompts:
-        askings.append(Asking(f"{label}-{times.total()}", prompt, samples, samples * times[prompt.prompt_id]))
+        first_sample = samples * times[prompt.prompt_id]
+        askings.append(Asking(f"{label}-{times.total()}", prompt, samples, first_sample, oldest_version))
         times[prompt.prompt_id] += 1
     return askings

@@ -113,6 +113,7 @@ class VLLMEngine:
         self._running: dict[str, _Request] = {}
         self._idle = asyncio.Event()  # set when none is
         self._door = asyncio.Lock()  # requests begin one by one, and none while weights come
+        self._came = asyncio.Condition()  # told whenever weights came, or did not load
         self._aborts = 0  # calls of `abort`
         self._tokens_ended = 0  # of requests that are not under way any more
         self._cache_epoch = 0  # times that weights came and cached keys and values of older ones stayed
@@ -128,12 +129,22 @@ class VLLMEngine:
         await self.generate([0], Sampling(max_new_tokens=1), 0, "warm-up", 0)
 
     async def generate(
-        self, prompt_ids: Sequence[int] | IntArray, sampling: Sampling, step: int, prompt_id: str, sample: int
+        self,
+        prompt_ids: Sequence[int] | IntArray,
+        sampling: Sampling,
+        step: int,
+        prompt_id: str,
+        sample: int,
+        oldest_version: int = 0,
     ) -> Generation:
         """Sample one response to the prompt. step, prompt_id and sample only matter to a seeded sampling.
 
+        oldest_version: begin under the weights of this version or a later one; waits for them.
+
         Raises WeightLoadError: the last weight update failed (also for requests that were running then).
         """
+        async with self._came:
+            await self._came.wait_for(lambda: self._version >= oldest_version or self._unusable)
         started = time.perf_counter()
         response, aborts = Response(prompt_ids, sampling), self._aborts
         while response.finish_reason == "abort":
@@ -293,8 +304,15 @@ class VLLMEngine:
         except Exception as error:
             self._unusable = f"weights of version {version} did not load over version {self._version}: {error}"
             await self.abort()
+            await self._tell()
             raise WeightLoadError(self._unusable) from error
         self._version, self._unusable = version, None
+        await self._tell()
+
+    async def _tell(self) -> None:
+        """Wake the requests that wait for a version."""
+        async with self._came:
+            self._came.notify_all()
 
     async def sleep(self) -> None:
         """Stop generating until `wake`, and give GPU memory back: weights move to host memory, the cache is dropped.

@@ -34,6 +34,7 @@ class Asking:
     prompt: Prompt
     samples: int
     first_sample: int = 0  # for seeds: samples that earlier askings of the prompt in the same step took
+    oldest_version: int = 0  # of the policy; an engine that holds an older one waits for its weights
 
 
 @dataclass(frozen=True)
@@ -197,6 +198,7 @@ class RolloutWorker:
                 step=step,
                 prompt_id=f"{asking.prompt.prompt_id}#{len(turns)}",
                 sample=asking.first_sample + sample,
+                oldest_version=asking.oldest_version,
             )
             seconds += made.seconds
             text = self.tokenizer.decode(made.token_ids, skip_special_tokens=True)

@@ -38,7 +38,7 @@ class SlowEngine:
     def tokens_generated(self) -> int:
         return self.tokens
 
-    async def generate(self, prompt_ids, sampling, step, prompt_id, sample) -> Generation:
+    async def generate(self, prompt_ids, sampling, step, prompt_id, sample, oldest_version) -> Generation:
         versions = []
         for _ in range(TOKENS):
             await asyncio.sleep(self.seconds_per_token)

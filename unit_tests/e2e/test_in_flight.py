@@ -125,6 +125,26 @@ def test_every_token_is_of_its_version(versions: Versions, in_flight: InFlight) 
         assert report.drain_seconds == 0
 
 
+def test_a_response_begins_under_the_version_it_was_admitted_for(versions: Versions) -> None:
+    """Also when it is asked before that version's weights: actors' calls may overtake one another."""
+    pair = versions.pair
+    coming = pair.version + 1
+
+    async def asked_too_early() -> list[Generation]:
+        calls = [
+            asyncio.create_task(pair.engine.generate(PROMPT, SHORT, 0, "p", sample, oldest_version=coming))
+            for sample in range(3)
+        ]
+        await pair.engine.generate(PROMPT, SHORT, 0, "p", 0, oldest_version=coming - 1)
+        assert not any(call.done() for call in calls)
+        await versions.load("recompute")
+        return await asyncio.wait_for(asyncio.gather(*calls), 30)
+
+    for one in pair.run(asked_too_early()):
+        assert set(one.versions.tolist()) == {coming}
+        assert versions.gaps(PROMPT, one).max() < TOLERANCE_NATS
+
+
 def test_drained_responses_have_one_version(versions: Versions) -> None:
     first = versions.pair.version
     long, short, reports = versions.pair.run(through_three_loads(versions, "drain"))

@@ -226,6 +226,8 @@ def test_in_overlap_two_batches_are_under_way_and_no_token_is_too_old() -> None:
     scripted.version = 1
     one.turn(1)
     assert len(scripted.group_ids) == 12
+    oldest = [asking.oldest_version for call in scripted.asked for asking in call]
+    assert oldest == [0] * 8 + [1] * 4, "an asking says what it was admitted for, which an engine may not hold yet"
     with pytest.raises(AssertionError, match="nobody is making"):
         one.take(1)  # four are finished, but without the straggler it would become two versions late
     scripted.finish(late)

@@ -28,7 +28,7 @@ class ScriptedEngine:
     async def start(self) -> None:
         pass
 
-    async def generate(self, prompt_ids, sampling, step, prompt_id, sample):
+    async def generate(self, prompt_ids, sampling, step, prompt_id, sample, oldest_version):
         self.asked.append((list(prompt_ids), prompt_id, sample))
         # Later samples finish first.
         seconds = self.seconds.get(prompt_id.split("#")[0], 0.001 * (5 - sample % 5))
@@ -252,10 +252,10 @@ def test_an_error_in_a_group_is_raised_once_and_the_others_come_all_the_same(mod
 
 def test_the_other_responses_of_a_broken_group_end(model):
     class BreaksOnSample1(ScriptedEngine):
-        async def generate(self, prompt_ids, sampling, step, prompt_id, sample):
+        async def generate(self, prompt_ids, sampling, step, prompt_id, sample, oldest_version):
             if sample == 1:
                 raise OSError("the engine is gone")
-            return await super().generate(prompt_ids, sampling, step, prompt_id, sample)
+            return await super().generate(prompt_ids, sampling, step, prompt_id, sample, oldest_version)
 
     async def do(worker):
         await worker.ask(made_askings(1, 3), SAMPLING, step=1)
