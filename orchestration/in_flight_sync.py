@@ -59,9 +59,11 @@ class InFlightSync:
         notice, tally = self.weights.publish(version)
         self.rollouts.begin_load(version, notice)
         self.engine_version = version
-        room = max(1, self.config.rollout.max_new_tokens - 1)  # an engine that scores makes one token more
+        longest = self.config.data.max_prompt_tokens + self.config.rollout.max_new_tokens
         sync = self.config.sync
-        tokens = probe_tokens(trajectories, sync.probe_prompts, min(sync.probe_tokens, room))
+        tokens = probe_tokens(
+            trajectories, sync.probe_prompts, sync.probe_tokens, longest - 1
+        )  # scoring makes one more
         budget = self.config.train.max_tokens_per_micro_batch
         ours = frozen_columns(self.trainers, tokens, ["old_logprobs"], version, budget, False, temperature=1.0)
         self._proof = _Proof(version, tokens, ours["old_logprobs"])
@@ -109,13 +111,17 @@ class InFlightSync:
         return tally
 
 
-def probe_tokens(trajectories: Sequence[Trajectory], count: int, tokens: int) -> list[Trajectory]:
-    """The first generated tokens of `count` trajectories of different groups, as far as there are so many."""
+def probe_tokens(trajectories: Sequence[Trajectory], count: int, tokens: int, longest: int) -> list[Trajectory]:
+    """The first generated tokens of `count` trajectories of different groups, as far as there are so many.
+
+    longest: of prompt and tokens together; the prompt's beginning is left out where it would be more, which changes what is
+    compared, but not that both sides compute the same.
+    """
     chosen = {t.group_id: t for t in reversed(trajectories) if t.action_tokens}
-    return [first_tokens(t, tokens) for t in list(chosen.values())[-count:]]
+    return [first_tokens(t, tokens, longest) for t in list(chosen.values())[-count:]]
 
 
-def first_tokens(trajectory: Trajectory, tokens: int) -> Trajectory:
+def first_tokens(trajectory: Trajectory, tokens: int, longest: int) -> Trajectory:
     """A trajectory cut short, before an environment's first observation."""
     turn = int(np.argmin(trajectory.is_action)) if not trajectory.is_action.all() else len(trajectory.is_action)
     end = min(tokens, turn)
@@ -123,4 +129,5 @@ def first_tokens(trajectory: Trajectory, tokens: int) -> Trajectory:
         name: getattr(trajectory, name)[:end]
         for name in ("token_ids", "behavior_logprobs", "versions", "is_action", "turn")
     }
-    return dataclasses.replace(trajectory, **cut)
+    prompt_ids = trajectory.prompt_ids[max(0, len(trajectory.prompt_ids) + end - longest) :]
+    return dataclasses.replace(trajectory, **cut, prompt_ids=prompt_ids)
