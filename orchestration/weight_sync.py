@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import torch
+import xxhash
 from torch import Tensor
 
-ALIGNMENT_BYTES = 64
+from rollouts.weight_stream import ALIGNMENT_BYTES, checksum, digest
 
 
 class WeightPublisher:
@@ -20,20 +20,19 @@ class WeightPublisher:
     `direct` writes to anonymous shared memory, which engines on the same machine open through /proc: no limit but the
     machine's memory, and nothing stays behind however the trainer ends. `disk` writes to `folder`, which engines on
     other machines must see under the same path. The bytes are streamed tensor by tensor, so that gathering a sharded
-    model needs room for one tensor beside the file. There is one version at a time, or none.
+    model needs room for one tensor beside the file. There is one version at a time, or none: the next one is written over
+    it, because memory that is there already is several times faster than memory that has to be made.
     """
 
     def __init__(self, method: Literal["direct", "disk"], folder: str | os.PathLike[str]) -> None:
-        """folder: of `disk`; versions that a killed run left there are removed.
+        """folder: of `disk`; a version that a killed run left there is removed.
 
         Raises ValueError: `direct` on a system without anonymous shared memory.
         """
         self.method = method
-        self.folder = Path(folder).absolute()
-        self._shared: BinaryIO | None = None
         if method == "direct" and not hasattr(os, "memfd_create"):
             raise ValueError("sync.method: direct needs Linux (anonymous shared memory); use disk")
-        self._forget()
+        self._place = _Memory() if method == "direct" else _File(Path(folder).absolute())
 
     def publish(
         self, version: int, named_tensors: Iterable[tuple[str, Tensor]], adapter: dict[str, Any] | None = None
@@ -43,64 +42,101 @@ class WeightPublisher:
         named_tensors: full tensors of any shape under Hugging Face names, in the dtype the engine computes in, on any
         device; a weight that is tied to another one may be left out.
         adapter: the tensors are those of an adapter, under PEFT's names, and this its configuration.
-        The previous version is removed first: engines
-        need it no more once their load returned.
+        The version before is gone from here on: engines need it no more once their load returned, and one that is still
+        reading it finds that its bytes have changed.
         """
-        self._forget()
         names: list[str] = []
         dtypes: list[str] = []
         shapes: list[list[int]] = []
         offsets: list[int] = []
-        size_bytes = checksum = 0
-        path, file = self._open(version)
+        size_bytes = 0
+        self._place.begin()
         try:
             for name, tensor in named_tensors:
-                data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-                padding = bytes(-size_bytes % ALIGNMENT_BYTES)
+                data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
                 names.append(name)
                 dtypes.append(str(tensor.dtype).removeprefix("torch."))
                 shapes.append(list(tensor.shape))
-                offsets.append(size_bytes + len(padding))
-                file.write(padding)
-                file.write(data)
-                checksum = zlib.crc32(data, zlib.crc32(padding, checksum))
-                size_bytes += len(padding) + data.nbytes
-            file.flush()
-            if self.method == "disk":
-                os.fsync(file.fileno())  # another machine may read it next
+                offsets.append(size_bytes + -size_bytes % ALIGNMENT_BYTES)
+                self._place.put(offsets[-1], data)
+                size_bytes = offsets[-1] + len(data)
         finally:
-            if self.method == "disk":
-                file.close()
+            total = self._place.end(size_bytes)
         assert names, "an update without tensors"
         return {
             "version": version,
-            "path": path,
+            "path": self._place.path,
             "names": names,
             "dtypes": dtypes,
             "shapes": shapes,
             "offsets": offsets,
             "size_bytes": size_bytes,
-            "crc32": checksum,
+            "checksum": total,
             "adapter": adapter,
         }
 
     def close(self) -> None:
         """Remove what was written."""
-        self._forget()
+        self._place.close()
 
-    def _open(self, version: int) -> tuple[str, BinaryIO]:
-        if self.method == "direct":
-            descriptor = os.memfd_create(f"feynrl-weights-{version}")
-            self._shared = os.fdopen(descriptor, "wb")  # the memory lives as long as this is open, or mapped
-            return f"/proc/{os.getpid()}/fd/{descriptor}", self._shared
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"version_{version:06d}.bin"
-        return str(path), path.open("wb")
 
-    def _forget(self) -> None:
-        if self._shared is not None:
-            self._shared.close()
-            self._shared = None
-        if self.method == "disk":
-            for path in self.folder.glob("version_*.bin"):
-                path.unlink()
+class _Memory:
+    """Memory without a name, written through a mapping. It lives as long as it is open, or mapped, somewhere."""
+
+    def __init__(self) -> None:
+        self._open()
+
+    def _open(self) -> None:
+        self._descriptor: int | None = os.memfd_create("feynrl-weights")
+        self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
+        self._mapped = torch.empty(0, dtype=torch.uint8)
+
+    def begin(self) -> None:
+        if self._descriptor is None:  # closed meanwhile
+            self._open()
+
+    def put(self, offset: int, data: Tensor) -> None:
+        end = offset + len(data)
+        if end > len(self._mapped):
+            assert self._descriptor is not None
+            os.ftruncate(self._descriptor, 2 * end)  # pages that are never touched take no memory
+            self._mapped = torch.from_file(self.path, shared=True, size=2 * end, dtype=torch.uint8)
+        self._mapped[offset:end].copy_(data)
+
+    def end(self, size_bytes: int) -> int:
+        return checksum(self._mapped[:size_bytes])
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+        self._descriptor, self._mapped = None, torch.empty(0, dtype=torch.uint8)
+
+
+class _File:
+    """A file that is opened for each version, so that others see it whole when it is closed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "weights.bin"
+        self.path = str(self._path)
+        self.close()
+
+    def begin(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: BinaryIO = open(self.path, "r+b" if self._path.exists() else "wb")  # noqa: SIM115 (closed in `end`)
+        self._size_bytes, self._sum = 0, xxhash.xxh3_64()
+
+    def put(self, offset: int, data: Tensor) -> None:
+        for part in (bytes(offset - self._size_bytes), data.cpu().numpy().data):
+            self._file.write(part)
+            self._sum.update(part)
+        self._size_bytes = offset + len(data)
+
+    def end(self, size_bytes: int) -> int:
+        with self._file:
+            self._file.truncate()  # the version before may have been longer
+            self._file.flush()
+            os.fsync(self._file.fileno())  # another machine may read it next
+        return digest(self._sum)
+
+    def close(self) -> None:
+        self._path.unlink(missing_ok=True)

@@ -7,7 +7,6 @@ module, which registers the receiver. An update holds a whole model, or an adapt
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -24,7 +23,6 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.logger import init_logger
 from vllm.lora.lora_model import LoRAModel
 from vllm.model_executor.layers.attention import is_deferred_attention_layer
-from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload.layerwise import (
     finalize_layerwise_reload,
@@ -34,6 +32,7 @@ from vllm.model_executor.model_loader.reload.layerwise import (
 
 from rollouts.adapter_receiver import activate, adapter_request, checked_adapter
 from rollouts.transfer_group import TransferFailed, TransferGroup
+from rollouts.weight_file import FileUpdate, WeightFile
 from rollouts.weight_stream import Bucket, received
 
 logger = init_logger(__name__)
@@ -61,21 +60,6 @@ class BroadcastUpdate(WeightTransferUpdateInfo):
     version: int
 
 
-@dataclass
-class FileUpdate(WeightTransferUpdateInfo):
-    """What `orchestration.weight_sync.WeightPublisher.publish` returns: one file with all tensors, each at its offset."""
-
-    version: int
-    path: str
-    names: list[str]
-    dtypes: list[str]  # torch names without "torch.", e.g. bfloat16
-    shapes: list[list[int]]
-    offsets: list[int]  # bytes from the start of the file
-    size_bytes: int  # of the whole file
-    crc32: int  # of the whole file
-    adapter: dict[str, Any] | None = None  # PEFT's configuration when the tensors are an adapter's
-
-
 class WeightReceiver(WeightTransferEngine[JoinGroup, FileUpdate]):
     """One worker's receiving side. A whole update arrives in one call, so start and finish have nothing to do.
 
@@ -92,6 +76,7 @@ class WeightReceiver(WeightTransferEngine[JoinGroup, FileUpdate]):
         self.failure: str | None = None
         self.adapter: LoRAModel | None = None  # checked, to be activated
         self.group: TransferGroup | None = None
+        self.file = WeightFile()
 
     def init_transfer_engine(self, init_info: JoinGroup) -> None:
         """Join a broadcast group in place of the one before."""
@@ -120,7 +105,14 @@ class WeightReceiver(WeightTransferEngine[JoinGroup, FileUpdate]):
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Load a version, or leave the reason why not in `failure`."""
         try:
-            self.take(self.buckets(update_info))
+            if "path" in update_info:
+                update = self.parse_update_info(update_info)
+                self.take(iter([Bucket(self.file.tensors(update), update.adapter)]))
+                self.file.check(update)
+            elif self.group is None:
+                raise TransferFailed("this worker is in no weight group")
+            else:
+                self.take(received(self.group, BroadcastUpdate(**update_info).version))
             if self.device.type != "cpu":
                 torch.accelerator.synchronize()
             self.failure = None
@@ -131,16 +123,6 @@ class WeightReceiver(WeightTransferEngine[JoinGroup, FileUpdate]):
 
     def receive_weights(self, update_info: FileUpdate) -> None:
         raise AssertionError("update_weights does not call it")
-
-    def buckets(self, update_info: dict[str, Any]) -> Iterator[Bucket]:
-        """The update's tensors, in one bucket or many."""
-        if "path" in update_info:
-            update = self.parse_update_info(update_info)
-            yield Bucket(read_tensors(update), update.adapter)
-            return
-        if self.group is None:
-            raise TransferFailed("this worker is in no weight group")
-        yield from received(self.group, BroadcastUpdate(**update_info).version)
 
     def take(self, buckets: Iterator[Bucket]) -> None:
         """Load a whole model, or keep a checked adapter for `ReceiverExtension.activate_adapter`. Raises ValueError."""
@@ -179,37 +161,12 @@ class WeightReceiver(WeightTransferEngine[JoinGroup, FileUpdate]):
         """Give a language-model head that shares its weight with the embedding the new weight.
 
         On CPU vLLM packs linear weights after loading; its layerwise reload repacks every layer except a tied head,
-        which would go on computing with the old weights without any error.
+        which would go on computing with the old weights without any error. The embedding is packed too, as a head would be.
         """
         for head, embedding in self.tied:
             head.weight = embedding.weight
             if self.device.type == "cpu":
-                dispatch_cpu_unquantized_gemm(head, remove_weight=False)
-
-
-def read_tensors(update: FileUpdate) -> list[tuple[str, Tensor]]:
-    """Views into the memory-mapped file, after checking that its bytes are the ones that were sent.
-
-    Raises ValueError: the file cannot be mapped, its bytes are others, or a name comes twice.
-    """
-    if len(set(update.names)) != len(update.names):
-        raise ValueError("a tensor was sent twice")
-    try:
-        data = torch.from_file(update.path, shared=False, size=update.size_bytes, dtype=torch.uint8)
-    except RuntimeError as error:
-        raise ValueError(
-            f"{update.path} cannot be mapped with {update.size_bytes} bytes ({error}); sync.method direct needs engines "
-            "on the trainer's machine, disk a folder that both see"
-        ) from error
-    found = zlib.crc32(data.numpy().data)
-    if found != update.crc32:
-        raise ValueError(f"the bytes of {update.path} are not those sent (crc32 {found:08x}, sent {update.crc32:08x})")
-    named = []
-    for name, dtype, shape, offset in zip(update.names, update.dtypes, update.shapes, update.offsets, strict=True):
-        kind = getattr(torch, dtype)
-        end = offset + torch.Size(shape).numel() * kind.itemsize
-        named.append((name, data[offset:end].view(kind).view(shape)))
-    return named
+                head.cpu_linear = embedding.cpu_linear
 
 
 def tied_heads(model: nn.Module) -> list[tuple[nn.Module, nn.Module]]:

@@ -20,5 +20,15 @@ class ForgetfulExtension(ReceiverExtension):
     def forget(self, forgets: bool) -> None:
         self.weight_transfer_engine.forgets = forgets
 
+    def borrowed(self) -> list[str]:
+        """Parameters and buffers that lie in the mapped file."""
+        model, mapped = self.weight_transfer_engine.model, self.weight_transfer_engine.file._data
+        assert len(mapped), "nothing was loaded from a file yet"
+        return [
+            name
+            for name, tensor in [*model.named_parameters(), *model.named_buffers()]
+            if 0 <= tensor.data_ptr() - mapped.data_ptr() < len(mapped)
+        ]
+
 
 WeightTransferEngineFactory.register_engine("forgetful", ForgetfulReceiver)

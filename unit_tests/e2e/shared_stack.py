@@ -78,7 +78,7 @@ class SharedStack:
                     job.tally.merge(
                         job.in_flight.settle()
                     )  # engines may be reading what the next publication takes away
-                weights.append(job.trainers.publish(version=10**6)["crc32"])
+                weights.append(job.trainers.publish(version=10**6)["checksum"])
                 if job.trained_steps == stop_after:
                     raise Stopped
                 return job.run.report_path

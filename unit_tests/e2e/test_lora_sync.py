@@ -191,7 +191,7 @@ def test_what_is_not_the_whole_adapter_is_refused(pair: AdapterPair, publisher: 
     with open(corrupted["path"], "r+b") as file:
         file.seek(corrupted["size_bytes"] // 2)
         file.write(b"\xff\x00\xff")
-    refused(corrupted, "crc32")
+    refused(corrupted, "checksum")
 
     pair.sync(publisher, seed=9)  # a whole one mends it
     assert pair.mean_gap() < 1e-5

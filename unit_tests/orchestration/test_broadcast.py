@@ -24,7 +24,7 @@ from orchestration import broadcast
 from orchestration.broadcast import WeightBroadcaster
 from orchestration.devices import resolve
 from rollouts.transfer_group import TransferFailed, TransferGroup
-from rollouts.weight_stream import Bucket, checksum, received
+from rollouts.weight_stream import Bucket, checksum, received, weighted_sums
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -262,7 +262,8 @@ def test_a_group_is_made_anew_on_another_port() -> None:
     joined.close()
 
 
-def test_the_checksum_sees_single_bits_and_exchanged_words() -> None:
+@pytest.mark.parametrize("checksum", [checksum, weighted_sums])  # of CPUs, of other devices
+def test_the_checksum_sees_single_bits_and_exchanged_words(checksum: Any) -> None:
     data = torch.randint(0, 256, (8 * 5000,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     sound, chance = checksum(data), random.Random(0)
     for _ in range(200):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestration.weight_sync import WeightPublisher
-from rollouts.weight_receiver import FileUpdate, read_tensors
+from rollouts.weight_file import FileUpdate, WeightFile
 
 ROOT = Path(__file__).parents[2]
 SHAPES = st.lists(st.lists(st.integers(0, 5), max_size=3), min_size=1, max_size=6)
@@ -22,8 +23,11 @@ REFUSED = r"cannot be mapped|are not those sent"
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int8])
 
 
-def read(update: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
-    return [(name, tensor.clone()) for name, tensor in read_tensors(FileUpdate(**update))]
+def read(update: dict[str, Any], file: WeightFile | None = None) -> list[tuple[str, torch.Tensor]]:
+    file, told = file or WeightFile(), FileUpdate(**update)
+    copied = [(name, tensor.clone()) for name, tensor in file.tensors(told)]
+    file.check(told)
+    return copied
 
 
 @pytest.mark.parametrize("method", ["direct", "disk"])
@@ -67,6 +71,67 @@ def test_there_is_one_version_at_a_time_and_none_after_close(tmp_path: Path, met
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
 
 
+@pytest.mark.parametrize("method", ["direct", "disk"])
+def test_versions_of_any_size_follow_one_another_also_after_close(tmp_path: Path, method: Any) -> None:
+    publisher, file = WeightPublisher(method, tmp_path / "weights"), WeightFile()
+    for version, size in enumerate([300, 300, 7, 5000, 1, 5000]):
+        sent = [("a", torch.randn(size)), ("b", torch.full((3,), version))]
+        if version == 4:
+            publisher.close()
+        for (_, ours), (_, theirs) in zip(sent, read(publisher.publish(version, sent), file), strict=True):
+            assert torch.equal(ours, theirs)
+    publisher.close()
+
+
+def test_shared_memory_is_made_and_mapped_once(tmp_path: Path) -> None:
+    publisher, file = WeightPublisher("direct", tmp_path), WeightFile()
+    places = set()
+    for version in range(3):
+        update = publisher.publish(version, [("a", torch.full((1000,), float(version)))])
+        (_, view), *_ = file.tensors(FileUpdate(**update))
+        assert view.mean() == version
+        places.add((update["path"], view.data_ptr()))
+    assert len(places) == 1
+
+
+def test_a_new_trainer_is_not_taken_for_the_one_before(tmp_path: Path) -> None:
+    file = WeightFile()
+    for value in (1.0, 2.0):  # both under the same path, as with a process id that comes again
+        publisher = WeightPublisher("direct", tmp_path)
+        update = publisher.publish(1, [("a", torch.full((1000,), value))])
+        assert read(update, file)[0][1].mean() == value
+        publisher.close()
+
+
+@pytest.mark.parametrize("method", ["direct", "disk"])
+def test_a_version_that_is_written_over_while_it_is_copied_is_refused(tmp_path: Path, method: Any) -> None:
+    publisher, file = WeightPublisher(method, tmp_path / "weights"), WeightFile()
+    update = FileUpdate(**publisher.publish(1, [(f"{i}", torch.zeros(1000)) for i in range(3)]))
+    copied = []
+    for i, (_, tensor) in enumerate(file.tensors(update)):
+        copied.append(tensor.mean().item())
+        if i == 0:
+            after = publisher.publish(2, [(f"{i}", torch.ones(1000)) for i in range(3)])
+    assert copied == [0, 1, 1]
+    with pytest.raises(ValueError, match="are not those sent"):
+        file.check(update)
+    assert [tensor.mean() for _, tensor in read(after, file)] == [1, 1, 1]
+    publisher.close()
+
+
+def test_a_trainer_that_dies_while_it_writes_leaves_what_is_refused(tmp_path: Path) -> None:
+    def dies() -> Iterator[tuple[str, torch.Tensor]]:
+        yield "a", torch.ones(100)
+        raise KeyboardInterrupt
+
+    publisher = WeightPublisher("disk", tmp_path / "weights")
+    update = publisher.publish(1, [("a", torch.zeros(100)), ("b", torch.zeros(100))])
+    with pytest.raises(KeyboardInterrupt):
+        publisher.publish(2, dies())
+    with pytest.raises(ValueError, match=REFUSED):
+        read(update)
+
+
 def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
     WeightPublisher("disk", tmp_path / "weights").publish(1, [("a", torch.zeros(3))])
     (tmp_path / "weights" / "notes.txt").write_text("not ours")
@@ -101,7 +166,7 @@ def test_a_file_that_changed_is_refused(tmp_path: Path) -> None:
         changed = bytearray(content)
         changed[position] ^= 1
         path.write_bytes(changed)
-        with pytest.raises(ValueError, match=r"the bytes of .* \(crc32"):
+        with pytest.raises(ValueError, match=r"the bytes of .* \(checksum"):
             read(update)
     path.write_bytes(content)
     assert len(read(update)) == 2
