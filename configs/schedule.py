@@ -52,6 +52,15 @@ class Schedule(Block):
         """Versions a token may be older than the policy it trains; 0 in sync mode."""
         return self.max_staleness if self.mode == "overlap" else 0
 
+    @property
+    def oldest(self) -> int:
+        """The same of groups that are trained on again; 0: every token is of the policy that it trains."""
+        return self.staleness + self.reuse_versions
+
+    def reused_groups(self, prompts_per_step: int) -> int:
+        """How many groups of a batch are trained on again, once there are so many."""
+        return round(self.reuse_share * prompts_per_step)
+
 
 class Failures(Block):
     """What is done when a process dies or stands still."""

@@ -29,8 +29,10 @@ class Batch:
 
     @property
     def groups(self) -> list[Group]:
-        """What goes to the trainer; `Group.trained` says what of it is in the loss."""
-        return [*self.fresh, *self.reused]
+        """What goes to the trainer; `Group.trained` says what of it is in the loss. Reused groups lie evenly among fresh ones,
+        so that each of a step's updates gets its share."""
+        placed = [((n + 0.5) / len(part), group) for part in (self.fresh, self.reused) for n, group in enumerate(part)]
+        return [group for _, group in sorted(placed, key=lambda pair: pair[0])]
 
     @property
     def finished(self) -> list[Group]:
@@ -50,7 +52,8 @@ class _Step:
     asked: list[Prompt] = field(default_factory=list)
     withdrawn: list[Group] = field(default_factory=list)
     refilled: int = 0  # withdrawn groups in whose place another was, or is to be, asked
-    unfilled: int = 0  # those above rollout.max_refill_rounds: the batch is smaller by them
+    unfilled: int = 0  # those above rollout.max_refill_rounds: batches are smaller by them, this one or later ones
+    missing: int = 0  # groups that the batch was smaller by
     ready: int = 0  # groups that were finished and stayed, when the batch was taken
     running: int = 0  # groups that were not finished then
 
@@ -66,18 +69,17 @@ class Feed:
         self.rollout, self.schedule, self.steps = rollout, schedule, config.train.steps
         self.rollouts, self.sampler, self.sampling, self.note = rollouts, sampler, sampling, note
         self.filters = filters_of(rollout.filters)
-        self.reuse = ReuseBuffer(
-            schedule.reuse_versions, schedule.reuse_share, rollout.prompts_per_step, config.run.seed
-        )
-        self.fresh_per_step = rollout.prompts_per_step - self.reuse.groups_per_batch
-        self.admission = Admission(self.fresh_per_step, schedule.staleness, schedule.over_issue)
+        prompts = rollout.prompts_per_step
+        self.reuse = ReuseBuffer(schedule.reuse_versions, schedule.reused_groups(prompts), config.run.seed)
+        self.admission = Admission.of(schedule, prompts)
+        self.fresh_per_step = self.admission.batch_groups
         self.next_step = 1  # whose batch is taken next
         self.first_to_ask: list[Prompt] = []  # before any from the sampler
         self._asked: dict[str, tuple[int, Prompt]] = {}  # by group id, until trained on or left out: place in the order
         self._count = 0
         self._finished: dict[str, Group] = {}
         self._now = _Step()
-        self._said_unfilled = False
+        self._said_missing = False
 
     def begin_after(self, step: int, first_to_ask: list[Prompt]) -> None:
         """Go on after a step of an earlier process: these prompts come first, since they were asked and not trained on."""
@@ -117,9 +119,11 @@ class Feed:
             del self._asked[group.group_id]
         batch = Batch(fresh, withdrawn, reused)
         self.sampler.observe(batch.finished)
-        self._say_unfilled()
         self._now.ready, self._now.running = self.admission.ready, self.admission.running
-        self.last, self._now = self._now, _Step(unfilled=max(0, self._now.unfilled - self.fresh_per_step))
+        self._now.missing = self.fresh_per_step - len(fresh)
+        self._say_missing()
+        self.last, self._now = self._now, _Step()
+        self._replace(self.last.unfilled - self.last.missing)
         self.next_step += 1
         return batch
 
@@ -136,9 +140,8 @@ class Feed:
         return [prompt for _, prompt in asked] + self.first_to_ask
 
     def _ask(self, version: int) -> None:
-        still_needed = (self.steps - self.next_step + 1) * self.fresh_per_step - self.admission.outstanding
-        count = min(self.admission.room(version), still_needed) - self._now.unfilled
-        if count <= 0:
+        count = self._may_ask(version)
+        if count == 0:
             return
         prompts = self.first_to_ask[:count]
         del self.first_to_ask[:count]
@@ -152,6 +155,11 @@ class Feed:
             self._count += 1
         self.rollouts.ask(askings, self.sampling, self.next_step)
 
+    def _may_ask(self, version: int) -> int:
+        """How many prompts may be asked now, of those that a step is left for."""
+        still_needed = (self.steps - self.next_step + 1) * self.fresh_per_step - self.admission.outstanding
+        return max(0, min(self.admission.room(version), still_needed) - self._now.unfilled)
+
     def _take_in(self, group: Group) -> None:
         (left_out_by,) = apply_filters(self.filters, [group])
         if left_out_by is None or not left_out_by.refill:
@@ -160,18 +168,23 @@ class Feed:
             return
         self.admission.withdrawn(group.group_id)
         self._now.withdrawn.append(group)
-        if self._now.refilled < self.rollout.max_refill_rounds * self.fresh_per_step:
-            self._now.refilled += 1
-        else:
-            self._now.unfilled += 1
+        self._replace(1)
+
+    def _replace(self, groups: int) -> None:
+        """Have further prompts asked in place of so many, as far as this step may still ask any."""
+        allowed = min(groups, self.rollout.max_refill_rounds * self.rollout.prompts_per_step - self._now.refilled)
+        self._now.refilled += allowed
+        self._now.unfilled += groups - allowed
 
     def _complete(self, version: int) -> list[str] | None:
-        return self.admission.batch(version, max(0, self.fresh_per_step - self._now.unfilled))
+        """The batch of as many as are finished, without waiting for those that are not asked any more; but for one group at
+        least, as long as any may come."""
+        may_come = self.admission.outstanding > 0 or self._may_ask(version) > 0
+        return self.admission.batch(version, max(int(may_come), self.fresh_per_step - self._now.unfilled))
 
     def _is_stuck(self, version: int) -> bool:
         """Whether waiting would be for ever: a fault of ours."""
-        has_begun = self.admission.outstanding > 0 or self._now.unfilled > 0
-        return has_begun and self.admission.running == 0 and self.admission.room(version) <= self._now.unfilled
+        return self.admission.running == 0 and self._may_ask(version) == 0
 
     def _refuse_old_tokens(self, groups: list[Group], version: int) -> None:
         """The bound that admission keeps by deadlines, of the tokens themselves."""
@@ -184,11 +197,11 @@ class Feed:
     def _in_order(self, ids: list[str]) -> list[str]:
         return sorted(ids, key=lambda name: self._asked[name][0])
 
-    def _say_unfilled(self) -> None:
-        if self._now.unfilled and not self._said_unfilled:
-            self._said_unfilled = True
+    def _say_missing(self) -> None:
+        if self._now.missing and not self._said_missing:
+            self._said_missing = True
             self.note(
-                f"step {self.next_step}: {self._now.unfilled} of {self.rollout.prompts_per_step} groups are missing after "
+                f"step {self.next_step}: {self._now.missing} of {self.fresh_per_step} groups are missing after "
                 f"{self._now.refilled} further prompts (rollout.max_refill_rounds); the step trains on fewer. Said once; "
                 "rollout/unfilled_groups counts them."
             )
@@ -214,7 +227,7 @@ class Feed:
             tally.total(f"rollout/filtered/{used.name}", sum(t.dropped_by == used.name for t in dropped))
         if any(used.refill for used in self.filters):
             tally.total("rollout/refilled_groups", self.last.refilled)
-            tally.total("rollout/unfilled_groups", self.last.unfilled)
+            tally.total("rollout/unfilled_groups", self.last.missing)
 
     def _tally_schedule(self, batch: Batch, version: int, tally: Tally) -> None:
         trained = [t for group in batch.groups for t in group.trained if t.action_tokens]

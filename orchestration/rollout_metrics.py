@@ -14,7 +14,8 @@ class RewardFailures(RuntimeError):
 
 
 def rollout_tally(groups: list[Group], pass_threshold: float) -> Tally:
-    """What a step's responses were like: rewards over scored ones, lengths over all."""
+    """What a step's responses were like: rewards over scored ones, lengths over all. Of no responses there are only counts: a
+    step may have none, when filters left out more groups than may be replaced."""
     tally = Tally()
     trajectories = [t for group in groups for t in group.trajectories]
     scored = [t for t in trajectories if t.reward is not None]
@@ -28,14 +29,15 @@ def rollout_tally(groups: list[Group], pass_threshold: float) -> Tally:
     tally.total("reward/errors", errors)
     tally.add("reward/error_rate", errors, len(trajectories))
     tally.add_values("rollout/response_tokens", [t.action_tokens for t in trajectories])
-    tally.maximum("rollout/response_tokens_max", max(t.action_tokens for t in trajectories))
+    if trajectories:
+        tally.maximum("rollout/response_tokens_max", max(t.action_tokens for t in trajectories))
     tally.add_values("rollout/prompt_tokens", [len(t.prompt_ids) for t in trajectories])
     tally.add_values("rollout/truncated_share", [t.truncated for t in trajectories])
     tally.add_values("rollout/aborted_share", [t.finish_reason == "abort" for t in trajectories])
     tally.total("rollout/responses", len(trajectories))
     tally.total("rollout/tokens", sum(t.action_tokens for t in trajectories))
-    logprobs = np.concatenate([t.behavior_logprobs[t.is_action] for t in trajectories])
-    tally.add_values("rollout/entropy_nats", -logprobs)
+    logprobs = [t.behavior_logprobs[t.is_action] for t in trajectories]
+    tally.add_values("rollout/entropy_nats", -np.concatenate(logprobs) if logprobs else [])
     flat = sum(bool(g.scored) and paid_alike(g.scored) for g in groups)
     tally.total("rollout/zero_variance_groups", flat)
     tally.add("rollout/zero_variance_share", flat, len(groups))

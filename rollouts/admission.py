@@ -16,7 +16,8 @@ one before it wait. Three rules keep (1) true for ever, V being the version of t
   (v + k - V + 1) * B groups may be outstanding: (k+1)B while a batch is awaited, kB while one is trained on (V is v + 1
   already). `over_issue` lowers that bound, never below the B that fill a batch.
 - Taking a batch at V: what stays must obey (1) for V + 1. Were everything finished, taking the B of earliest deadline would
-  always do: each of the others moves B places forward. Otherwise the batch waits for those that may not stay.
+  always do: each of the others moves B places forward. Otherwise the batch waits for those that may not stay. Whoever takes
+  one group more moves all behind it forward, so if any batch of finished groups is allowed, the largest one is.
 - Withdrawing a group (it was filtered) only moves others forward.
 
 Hence no group is trained on too late, and none is discarded. There is no deadlock: when all that is running finishes, and
@@ -26,7 +27,7 @@ the plain synchronous loop: B are asked, nothing is asked while they are trained
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from configs.schedule import Schedule
 
 
 class Admission:
@@ -43,6 +44,12 @@ class Admission:
         self._finished: set[str] = set()
         self._next_version = 0  # at which the next batch is trained on
 
+    @classmethod
+    def of(cls, schedule: Schedule, prompts_per_step: int) -> Admission:
+        """As a job is configured; a batch is here what is generated for it, without what is reused."""
+        fresh = prompts_per_step - schedule.reused_groups(prompts_per_step)
+        return cls(fresh, schedule.staleness, schedule.over_issue)
+
     @property
     def outstanding(self) -> int:
         """Groups asked, neither taken nor withdrawn."""
@@ -57,11 +64,6 @@ class Admission:
     def running(self) -> int:
         """Groups asked and unfinished."""
         return self.outstanding - self.ready
-
-    @property
-    def state(self) -> dict[str, tuple[int, bool]]:
-        """Deadline of every outstanding group and whether it is finished, in the order they are to be taken."""
-        return {group: (deadline, group in self._finished) for group, deadline in self._deadlines.items()}
 
     def room(self, version: int) -> int:
         """How many groups may be asked now by engines that hold `version`."""
@@ -89,51 +91,30 @@ class Admission:
     def batch(self, version: int, count: int | None = None) -> list[str] | None:
         """Take a batch to be trained on at `version`: group ids, earliest deadline first, ties in order of asking.
 
-        None: too few are finished, or some that are not may not stay behind (`awaited`). `count`: be content with so many,
-        fewer than batch_groups, since no more are asked; more are taken where what stayed would get too old. Until
-        `trained` says otherwise the batch after it is at `version` + 1.
+        None: too few are finished, or some that are not must be in it, or they would get too old. `count`: be content with so
+        many, fewer than batch_groups, since no more are asked; more are taken when more are finished. Until `trained` says
+        otherwise the batch after it is at `version` + 1.
         """
         least = self.batch_groups if count is None else count
         assert 0 <= least <= self.batch_groups, f"a batch has {self.batch_groups} groups, not {least}"
         assert version >= self._next_version, f"the next batch is trained on at {self._next_version}, not {version}"
-        if self.ready < least:
+        taken = [group for group in self._deadlines if group in self._finished][: self.batch_groups]
+        if len(taken) < least or not self._may_stay_behind(taken, version + 1):
             return None
-        ready = [group for group in self._deadlines if group in self._finished]
-        for size in range(least, min(self.batch_groups, len(ready)) + 1):
-            taken = ready[:size]
-            if self._in_time(self._without(taken), version + 1):
-                assert all(self._deadlines[group] >= version for group in taken), "a group is too old to train on"
-                for group in taken:
-                    self.withdrawn(group)
-                self._next_version = version + 1
-                return taken
-        return None
+        assert all(self._deadlines[group] >= version for group in taken), "a group is too old to train on"
+        for group in taken:
+            self.withdrawn(group)
+        self._next_version = version + 1
+        return taken
+
+    def _may_stay_behind(self, taken: list[str], version: int) -> bool:
+        """Whether all outstanding groups but these can be trained on in time when the next batch is at `version`."""
+        gone = set(taken)
+        left = (deadline for group, deadline in self._deadlines.items() if group not in gone)
+        return all(deadline >= version + n // self.batch_groups for n, deadline in enumerate(left))
 
     def trained(self, version: int) -> None:
         """The last batch is trained on and the policy is at `version`: one more than before, or the same if no group in
         the batch had a gradient. Needed in the second case only: without it room() counts on one version more."""
         assert version in (self._next_version - 1, self._next_version), f"the batch was not trained on at {version}"
         self._next_version = version
-
-    def awaited(self, version: int) -> list[str]:
-        """Unfinished groups that hold up the batch at `version`: some of them must be in it, or they would get too old.
-
-        Those with the deadline `version` must all be in it, and come alone. Earliest deadline first; empty when any finished
-        groups will do.
-        """
-        ready = [group for group in self._deadlines if group in self._finished]
-        remaining = self._without(ready[: self.batch_groups])
-        late = (d for n, d in enumerate(remaining) if d < version + 1 + n // self.batch_groups)
-        first = next(late, None)
-        if first is None:
-            return []
-        return [group for group, d in self._deadlines.items() if d <= first and group not in self._finished]
-
-    def _without(self, taken: Iterable[str]) -> list[int]:
-        """Deadlines of the outstanding groups less some, earliest first."""
-        gone = set(taken)
-        return [d for group, d in self._deadlines.items() if group not in gone]
-
-    def _in_time(self, deadlines: list[int], version: int) -> bool:
-        """Whether all of these can be trained on in time when the next batch is at `version`."""
-        return all(d >= version + n // self.batch_groups for n, d in enumerate(deadlines))

@@ -16,11 +16,10 @@ class ReuseBuffer:
     sampling, so that off-policy corrections and staleness see their true age, at most max_staleness + reuse_versions.
     """
 
-    def __init__(self, reuse_versions: int, share: float, batch_groups: int, seed: int) -> None:
-        """`share` of the `batch_groups` of a batch is taken from here, in whole groups; at least one group stays fresh."""
-        assert reuse_versions >= 0 and 0 <= share < 1 and batch_groups >= 1
-        self.reuse_versions, self.seed = reuse_versions, seed
-        self.groups_per_batch = min(round(share * batch_groups), batch_groups - 1) if reuse_versions else 0
+    def __init__(self, reuse_versions: int, groups_per_batch: int, seed: int) -> None:
+        """`groups_per_batch`: how many `take` gives, once there are so many."""
+        assert reuse_versions >= 0 and groups_per_batch >= 0
+        self.reuse_versions, self.groups_per_batch, self.seed = reuse_versions, groups_per_batch, seed
         self._kept: list[tuple[int, Group]] = []  # version of the first training, oldest first
 
     def add(self, groups: Sequence[Group], version: int) -> None:
@@ -37,11 +36,6 @@ class ReuseBuffer:
         count = min(self.groups_per_batch, len(self._kept))
         drawn = np.random.default_rng((self.seed, version)).permutation(len(self._kept))[:count]
         return [self._kept[place][1] for place in sorted(drawn)]
-
-    def ages(self, groups: Sequence[Group], version: int) -> list[int]:
-        """Versions since each of these, which `take` gave, was first trained on."""
-        first = {group.group_id: kept for kept, group in self._kept}
-        return [version - first[group.group_id] for group in groups]
 
     @property
     def state(self) -> list[tuple[int, Group]]:

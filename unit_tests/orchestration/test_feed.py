@@ -12,12 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from algs.grpo import GRPO
+from configs.load import to_yaml
 from configs.schema import RLConfig
 from data_feeds.sampler import ShuffledPrompts
+from eval.report import write_report
 from orchestration.evaluation import evaluation_tally
 from orchestration.feed import Batch, Feed
-from orchestration.rollout_metrics import rollout_tally
+from orchestration.metrics import time_metrics
+from orchestration.rollout_metrics import refuse_failed_rewards, rollout_tally
 from orchestration.run_directory import RunDirectory, read_metrics, read_samples
+from orchestration.update import prepare_updates
 from rollouts.records import Group, Prompt, Trajectory
 from rollouts.sampling import Sampling
 from rollouts.worker import Asking
@@ -84,11 +89,10 @@ def response(prompt: Prompt, group_id: str, sample: int, reward: float, version:
     )  # fmt: skip
 
 
-def feed(
-    passes: Callable[[str, int], int], filters: list[Any], prompts: int = 40, step_prompts: int = 4,
-    schedule: dict[str, Any] | None = None, hold: bool = False, steps: int = 50, **rollout: Any,
-) -> tuple[Feed, ScriptedRollouts, list[str]]:  # fmt: skip
-    config = RLConfig.model_validate(
+def job(
+    filters: list[Any], step_prompts: int = 4, schedule: dict[str, Any] | None = None, steps: int = 50, **rollout: Any
+) -> RLConfig:
+    return RLConfig.model_validate(
         {
             "model": {"path": "none"},
             "data": {"sources": [{"reasoning_gym": "chain_sum"}]},
@@ -101,11 +105,16 @@ def feed(
             "train": {"steps": steps},
         }
     )  # fmt: skip
+
+
+def feed(
+    passes: Callable[[str, int], int], filters: list[Any], prompts: int = 40, hold: bool = False, **of_job: Any
+) -> tuple[Feed, ScriptedRollouts, list[str]]:
     notes: list[str] = []
     scripted = ScriptedRollouts(passes, hold)
     sampler = ShuffledPrompts([Prompt(f"p/{i}", []) for i in range(prompts)], seed=0)
     sampling = Sampling(max_new_tokens=8, seeded=True)
-    return Feed(config, scripted, sampler, sampling, notes.append), scripted, notes  # type: ignore[arg-type]
+    return Feed(job(filters, **of_job), scripted, sampler, sampling, notes.append), scripted, notes  # type: ignore[arg-type]
 
 
 def trained(batch: Batch) -> int:
@@ -297,20 +306,85 @@ def test_rewards_that_are_not_finite_pass_through_tallies_filters_and_files(rewa
     assert evaluation_tally(made.groups, 0.5, greedy=True).means()["eval/prompts"] == 4
 
 
-def test_more_left_out_than_a_batch_holds_are_missing_from_the_next_too() -> None:
+def test_a_step_takes_what_is_there_and_what_is_missing_is_missing_later() -> None:
     """Overlap: two batches are under way, no further prompt may be asked, and six of eight groups are left out."""
-    one, scripted, _ = feed(
+    one, scripted, notes = feed(
         lambda prompt, number: SAMPLES if number < 6 else 1, ["zero_variance"], schedule=OVERLAP, max_refill_rounds=0,
-        hold=True, steps=3,
+        hold=True, steps=2,
     )  # fmt: skip
     one.turn(0)
     scripted.finish(*scripted.group_ids)
     first = one.take(0)
-    assert (len(first.fresh), len(first.withdrawn)) == (0, 6), "four are missing from this batch"
+    assert (len(first.fresh), len(first.withdrawn)) == (2, 6), "the two that were kept do not wait"
+    assert one.tally(first, 0).means()["rollout/unfilled_groups"] == 2
+    assert "step 1: 2 of 4 groups are missing after 0 further prompts" in notes[0]
+    one.trained(1)
+    second = one.take(1)
+    assert second.finished == [] and one.tally(second, 1).means()["rollout/unfilled_groups"] == 4
+    assert len(scripted.group_ids) == 8 and len(notes) == 1
+
+
+def test_a_step_without_a_single_response_goes_through(tmp_path: Path) -> None:
+    overlap: dict[str, Any] = {"schedule": OVERLAP, "max_refill_rounds": 0, "steps": 2}
+    one, _, _ = feed(lambda prompt, number: 0, ["zero_variance"], **overlap)
+    one.take(0)
     one.trained(0)
-    scripted.hold = False
-    second = one.take(0)
-    assert len(second.fresh) == 2, "and two from the next, which holds the two that were kept"
+    nothing = one.take(0)
+    assert nothing.finished == nothing.groups == []
+    means = rollout_tally(nothing.finished, 0.5).merge(one.tally(nothing, 0)).means()
+    assert means["rollout/responses"] == means["reward/errors"] == means["rollout/zero_variance_groups"] == 0
+    assert not {"reward/mean", "reward/error_rate", "rollout/response_tokens_max", "rollout/entropy_nats"} & set(means)
+    config = job(["zero_variance"], **overlap)
+    refuse_failed_rewards(nothing.trajectories, config.reward)
+    updates, tally = prepare_updates(nothing.groups, GRPO(GRPO.Params()), config, 0, lambda _, names: {})
+    assert updates == [] and tally.means()["train/empty_updates"] == config.train.updates_per_step
+    run = RunDirectory.create(tmp_path / "run", to_yaml(config))
+    run.write_metrics(1, {**means, **time_metrics(1.0, {}, 1.0)})
+    run.write_samples(1, nothing.trajectories)
+    assert read_samples(run.path, 1) == []
+    assert "rollout/responses" in write_report(run.path).read_text()
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_any_run_in_overlap_bounds_ages_and_accounts_for_every_group(data: st.DataObject) -> None:
+    """Few groups have any signal, they finish in any order, and now and then nothing is trained on."""
+    draw = data.draw
+    staleness, step_prompts = draw(st.sampled_from([1, 2, 3, 5]), "k"), draw(st.integers(1, 5), "B")
+    over_issue = draw(st.sampled_from([0, 0.3, 0.5, 1, staleness]), "over_issue")
+    cap, steps = draw(st.integers(0, 3), "cap"), draw(st.integers(1, 8), "steps")
+    signal, random = draw(st.sampled_from([0.0, 0.1, 0.33, 1.0]), "signal"), draw(st.randoms(use_true_random=False))
+    one, scripted, notes = feed(
+        lambda prompt, number: 1 if random.random() < signal else 0, ["zero_variance"], hold=True, steps=steps,
+        prompts=draw(st.integers(1, 40), "prompts"), step_prompts=step_prompts, max_refill_rounds=cap,
+        schedule={"mode": "overlap", "max_staleness": staleness, "over_issue": over_issue},
+    )  # fmt: skip
+
+    def turn(wait_seconds: float) -> None:
+        """Some finish; at least one where somebody waits for it."""
+        waits = int(wait_seconds > 0 and not scripted._ready)
+        scripted.version = version
+        if held := [group.group_id for group in scripted._held]:
+            scripted.finish(*random.sample(held, random.randint(min(waits, len(held)), len(held))))
+        one.turn(version, 0.0)
+
+    version, trained_groups, missing = 0, 0, 0
+    for _ in range(steps):
+        batch = one.take(version, turn)
+        means = one.tally(batch, version).means()
+        unfilled = means["rollout/unfilled_groups"]
+        assert len(batch.fresh) + unfilled == step_prompts and all(group.trained for group in batch.fresh)
+        assert not (unfilled and means["schedule/ready_groups"]), "a group that is ready waits beside a short step"
+        assert means["rollout/refilled_groups"] <= cap * step_prompts
+        ages = [version - t.versions.min() for group in batch.fresh for t in group.trajectories]
+        assert all(0 <= age <= staleness for age in ages)
+        trained_groups, missing = trained_groups + len(batch.fresh), missing + unfilled
+        turn(0.0)  # while it trains
+        version += bool(batch.fresh)
+        one.trained(version)
+    assert trained_groups + missing == steps * step_prompts
+    assert one.unfinished() == [] and not scripted._held and one.admission.outstanding == 0, "nothing is left over"
+    assert len(notes) == bool(missing)
 
 
 def test_what_was_left_out_is_not_asked_again_after_a_restart() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,25 +24,23 @@ def names(groups: list[Group]) -> list[str]:
 
 
 def test_a_group_is_reused_until_it_is_too_old() -> None:
-    buffer = ReuseBuffer(reuse_versions=2, share=0.5, batch_groups=2, seed=0)
+    buffer = ReuseBuffer(reuse_versions=2, groups_per_batch=1, seed=0)
     assert buffer.take(5) == []
     buffer.add([a_group("a")], 5)
     assert names(buffer.take(6)) == ["a"]
-    again = buffer.take(7)
-    assert names(again) == ["a"]
-    assert buffer.ages(again, 7) == [2]
+    assert names(buffer.take(7)) == ["a"]
     assert buffer.take(8) == []
     assert buffer.state == []
 
 
 def test_what_filters_left_out_is_not_reused() -> None:
-    buffer = ReuseBuffer(reuse_versions=1, share=0.5, batch_groups=2, seed=0)
+    buffer = ReuseBuffer(reuse_versions=1, groups_per_batch=1, seed=0)
     buffer.add([a_group("a", dropped_by="overlong")], 0)
     assert buffer.take(1) == []
 
 
 def test_records_come_back_as_they_were_sampled() -> None:
-    buffer = ReuseBuffer(reuse_versions=3, share=0.5, batch_groups=2, seed=0)
+    buffer = ReuseBuffer(reuse_versions=3, groups_per_batch=1, seed=0)
     group = a_group("a", version=4)
     buffer.add([group], 5)
     (back,) = buffer.take(7)
@@ -52,22 +49,14 @@ def test_records_come_back_as_they_were_sampled() -> None:
     assert back.trajectories[0].behavior_logprobs.tolist() == [-0.5, -0.25]
 
 
-@pytest.mark.parametrize(
-    ("versions", "share", "batch", "count"),
-    [(0, 0.5, 8, 0), (2, 0.0, 8, 0), (2, 0.5, 8, 4), (2, 0.3, 8, 2), (2, 0.9, 4, 3)],
-)
-def test_share_is_of_whole_groups_and_leaves_one_fresh(versions: int, share: float, batch: int, count: int) -> None:
-    assert ReuseBuffer(versions, share, batch, 0).groups_per_batch == count
-
-
 @given(seed=st.integers(0, 1000), steps=st.lists(st.integers(0, 6), max_size=8), reuse_versions=st.integers(1, 3))
 def test_any_run_draws_without_replacement_in_time_and_the_same_after_a_resume(seed, steps, reuse_versions) -> None:
-    buffer, resumed = (ReuseBuffer(reuse_versions, 0.6, 5, seed) for _ in range(2))
+    buffer, resumed = (ReuseBuffer(reuse_versions, 3, seed) for _ in range(2))
     for version, fresh in enumerate(steps):
         resumed.load_state(buffer.state)
         taken = buffer.take(version)
         assert len(set(names(taken))) == len(taken) == min(3, sum(steps[max(0, version - reuse_versions) : version]))
-        assert all(1 <= age <= reuse_versions for age in buffer.ages(taken, version))
+        assert all(1 <= version - int(name.split("-")[0]) <= reuse_versions for name in names(taken))
         assert names(resumed.take(version)) == names(taken)
         buffer.add([a_group(f"{version}-{i}") for i in range(fresh)], version)
 
@@ -75,7 +64,7 @@ def test_any_run_draws_without_replacement_in_time_and_the_same_after_a_resume(s
 def test_the_draw_changes_with_version_and_seed() -> None:
     draws = set()
     for seed in (0, 1):
-        buffer = ReuseBuffer(10, 0.5, 20, seed)
+        buffer = ReuseBuffer(10, 10, seed)
         buffer.add([a_group(str(i)) for i in range(100)], 0)
         draws |= {tuple(names(buffer.take(version))) for version in (1, 2)}
     assert len(draws) == 4
