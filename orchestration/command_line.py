@@ -122,12 +122,13 @@ def _opened_run_directory(config: Any) -> RunDirectory:
 
 
 def _took_up_what_is_done(config: Any, checked: Any, directory: RunDirectory) -> bool:
-    """Bring the run directory back to its checkpoint, on the first rank; whether no step is left to be done."""
-    from orchestration.resume import DriverState, take_up
+    """Bring the run directory back to its checkpoint, on the first rank; whether nothing is left to be done."""
+    from orchestration.resume import DriverState, owes_evaluation, take_up
 
     assert directory.resumed_from is not None
     steps = checked.steps if isinstance(config, SLConfig) else config.train.steps
-    step = DriverState.read(directory.resumed_from).step
+    state = DriverState.read(directory.resumed_from)
+    is_done = state.step >= steps and not owes_evaluation(directory, state, config)
     if is_first_rank():
         try:
             directory.hold()
@@ -135,9 +136,9 @@ def _took_up_what_is_done(config: Any, checked: Any, directory: RunDirectory) ->
             raise ConfigError(f"--resume: {error}") from error
         for warning in take_up(directory, config):
             print(f"warning: {warning}", file=sys.stderr)
-        if step >= steps:
-            print(f"{directory.path} is done: {directory.resumed_from} is of step {step} of {steps}")
-    return step >= steps
+        if is_done:
+            print(f"{directory.path} is done: {directory.resumed_from} is of step {state.step} of {steps}")
+    return is_done
 
 
 def _ended(run: Callable[..., None], config: Any, checked: Any, directory: RunDirectory) -> int:

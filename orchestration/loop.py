@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from algs.method import PolicyMethod
@@ -19,7 +20,7 @@ from orchestration.cluster import started_actors
 from orchestration.console import Console
 from orchestration.job import RLJob
 from orchestration.logs import captured_output
-from orchestration.resume import begin_anew, go_back, newest_resumable
+from orchestration.resume import DriverState, begin_anew, go_back, newest_resumable, owes_evaluation
 from orchestration.run_directory import RunDirectory, checkpoints, read_marker
 from orchestration.watchdog import EnginesLost, TrainerLost
 
@@ -47,7 +48,7 @@ def run_rl(config: RLConfig, prompts: PromptSets, run: RunDirectory, write_repor
                 if checkpoint is None:
                     begin_anew(run)
                 else:
-                    go_back(run, checkpoint)
+                    go_back(run, checkpoint, config)
                 begins = f"from {checkpoint}" if checkpoint else "from its beginning: there is no checkpoint yet"
                 console.warning(f"{lost}\nThe job begins again {begins} (restart {restarts + 1}).")
 
@@ -62,10 +63,23 @@ def attempt(
             actors = stack.enter_context(started_actors(config, run, method, console.warning))
         job = RLJob(config, method, prompts, run, actors, console)
         if checkpoint is not None:
-            with console.phase("resuming"):
-                job.resume(checkpoint)
-            console.note(f"goes on after step {job.trained_steps}, from {checkpoint}")
+            go_on(job, checkpoint)
         drive(job, write_report)
+
+
+def go_on(job: RLJob, checkpoint: Path) -> None:
+    """Bring a new job to the end of the checkpoint's step. If that was not judged before the run ended, it is now, and the
+    checkpoint is then as any other one. Raises: as `drive`."""
+    with job.console.phase("resuming"):
+        job.resume(checkpoint)
+    job.console.note(f"goes on after step {job.trained_steps}, from {checkpoint}")
+    state = DriverState.read(checkpoint)
+    if owes_evaluation(job.run, state, job.config):
+        for name, value in state.metrics.items():
+            job.tally.add(name, value)
+        job.evaluate(state.step)
+        replace(state, metrics=job.tally.means(), accuracies=list(job.accuracies)).write(checkpoint)
+        job.console.step(state.step, job.record(state.step))
 
 
 def drive(job: RLJob, write_report: WriteReport) -> None:

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs.load import ConfigError, load, run_directory, to_yaml
+from configs.supervised import SLConfig
+from orchestration.clock import due
 from orchestration.environment import describe_environment
 from orchestration.run_directory import (
     CONFIG,
@@ -24,6 +26,7 @@ from orchestration.run_directory import (
     RunDirectory,
     checkpoints,
     read_marker,
+    read_metrics,
     sample_steps,
     samples_path,
     write_atomically,
@@ -31,7 +34,6 @@ from orchestration.run_directory import (
 
 if TYPE_CHECKING:
     from configs.schema import RLConfig
-    from configs.supervised import SLConfig
     from rollouts.records import Group
 
 DRIVER_FILE, TRAINER_FOLDER, REUSE_FILE = "driver.json", "trainer", "reuse.pickle"
@@ -89,12 +91,22 @@ def newest_resumable(run: RunDirectory) -> Path | None:
     return ours[-1] if ours and (ours[-1] / RESUME / DRIVER_FILE).is_file() else None
 
 
-def go_back(run: RunDirectory, checkpoint: Path) -> DriverState:
-    """Bring the run directory to what it was after the checkpoint's step: later metrics, samples and replays go away."""
+def go_back(run: RunDirectory, checkpoint: Path, config: RLConfig | SLConfig) -> DriverState:
+    """Bring the run directory to what it was after the checkpoint's step: later metrics, samples and replays go away. The
+    step's line is there afterwards, unless the step is still to be judged."""
     state = DriverState.read(checkpoint)
-    if _forget_after(run, state.step) < state.step:
+    if _forget_after(run, state.step) < state.step and not owes_evaluation(run, state, config):
         run.write_metrics(state.step, state.metrics)
     return state
+
+
+def owes_evaluation(run: RunDirectory, state: DriverState, config: RLConfig | SLConfig) -> bool:
+    """Whether the checkpoint's step was trained and is still to be judged: the checkpoint is one that was written because the
+    run could not go on, as when all engines are lost."""
+    if isinstance(config, SLConfig) or not due(state.step, config.eval.every, config.train.steps):
+        return False
+    has_line = any(row["step"] == state.step for row in read_metrics(run.path))
+    return not has_line and "eval/accuracy" not in state.metrics
 
 
 def begin_anew(run: RunDirectory) -> None:
@@ -156,7 +168,7 @@ def take_up(run: RunDirectory, config: RLConfig | SLConfig) -> list[str]:
     """Go back to the checkpoint and note the resumption in config.yaml and environment.json: the first rank's. Returns what
     differs on this machine, for a warning."""
     assert run.resumed_from is not None
-    step = go_back(run, run.resumed_from).step
+    step = go_back(run, run.resumed_from, config).step
     write_atomically(run.path / CONFIG, to_yaml(config))
     file = run.path / ENVIRONMENT
     noted, now = json.loads(file.read_text(encoding="utf-8")), describe_environment()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from data_feeds.sampler import ShuffledPrompts
-from orchestration.loop import drive
+from orchestration.console import Console
+from orchestration.loop import drive, go_on
 from orchestration.metrics import Tally
 from orchestration.probe import ProbeFailed
-from orchestration.run_directory import checkpoints, read_marker, read_samples
+from orchestration.resume import go_back, newest_resumable
+from orchestration.run_directory import checkpoints, read_marker, read_metrics, read_samples, sample_steps
 from orchestration.watchdog import EnginesLost
 from unit_tests.e2e.shared_stack import Done, SharedStack
 
@@ -131,6 +134,49 @@ def test_when_engines_are_lost_for_good_a_whole_step_is_kept(stack: SharedStack,
     asked = [prompt for step in range(1, done + 1) for prompt in prompts_of_run(job.run.path, step)]
     asked += [prompt for step in range(done + 1, 5) for prompt in prompts_of(again, step)]
     assert len(asked) == len(set(asked)) == 32
+
+
+@pytest.mark.parametrize("step", [2, 4], ids=["in the middle", "at the end"])
+@pytest.mark.parametrize("schedule", [{}, OVERLAP], ids=["sync", "overlap"])
+def test_an_evaluation_in_which_engines_were_lost_for_good_is_made_up_for(
+    stack: SharedStack, schedule: dict[str, Any], step: int
+) -> None:
+    """By the run that goes on: the step has its line, the summary its accuracy, and a second resumption finds them."""
+    block = {"schedule": schedule, "train": TRAIN, "eval": {"every": 2}}
+    with stack.job(block) as job:
+        evaluate = job.evaluate
+
+        def lose(at: int) -> None:
+            if at == step:
+                if job.in_flight is not None:
+                    job.in_flight.settle()  # as before every evaluation
+                raise EnginesLost("all of them")
+            evaluate(at)
+
+        job.evaluate = lose  # type: ignore[method-assign]
+        with pytest.raises(EnginesLost):
+            drive(job, lambda path: path)
+    run, config = job.run, job.config
+    assert [row["step"] for row in read_metrics(run.path)] == list(range(step))
+    kept = newest_resumable(run)
+    assert kept is not None
+    for _ in range(2):  # the second time as if it had been killed before its next checkpoint
+        go_back(run, kept, config)
+        with Console("again", config.train.steps, io.StringIO()) as console:
+            again = stack.begun(config, run, console)
+            go_on(again, kept)
+        rows = read_metrics(run.path)
+        assert [row["step"] for row in rows] == list(range(step + 1))
+        assert {"eval/accuracy", "train/tokens", "time/eval_seconds"} <= rows[-1].keys()
+        assert again.accuracies == [row["eval/accuracy"] for row in rows if "eval/accuracy" in row]
+    drive(again, lambda path: path)
+    rows = read_metrics(run.path)
+    assert [row["step"] for row in rows if "eval/accuracy" in row] == sample_steps(run.path, heldout=True) == [0, 2, 4]
+    assert [row["step"] for row in rows] == sorted([0, *sample_steps(run.path)]) == list(range(5))
+    if not schedule:
+        whole = stack.run(block)
+        for name in ("eval/accuracy", "eval/reward", "train/loss"):
+            assert [r.get(name) for r in rows] == [pytest.approx(r[name]) if name in r else None for r in whole.rows]
 
 
 def prompts_of_run(folder: Path, step: int) -> set[str]:

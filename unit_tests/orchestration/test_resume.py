@@ -16,13 +16,16 @@ import torch
 import yaml
 
 from configs.load import ConfigError, load, to_yaml
+from configs.schema import RLConfig
 from configs.supervised import SLConfig
+from orchestration.command_line import _took_up_what_is_done
 from orchestration.resume import (
     DriverState,
     changed_keys,
     go_back,
     newest_resumable,
     opened_to_resume,
+    owes_evaluation,
     take_up,
     trainer_folder,
 )
@@ -180,10 +183,10 @@ def made_run(jobs: Path, tmp_path: Path, steps: int = 4, *overrides: str) -> tup
 
 
 def test_the_run_directory_goes_back_to_its_checkpoint(jobs, tmp_path):
-    run, _ = made_run(jobs, tmp_path)
+    run, config = made_run(jobs, tmp_path)
     with open(run.path / "metrics.jsonl", "a") as file:
         file.write('{"step": 5, "train/lo')  # cut off by the kill
-    state = go_back(run, newest_resumable(run))
+    state = go_back(run, newest_resumable(run), config)
     assert state.step == 2
     assert read_metrics(run.path) == [{"step": n, "train/loss": n / 8} for n in range(3)]
     assert sample_steps(run.path) == sample_steps(run.path, heldout=True) == [0, 1, 2]
@@ -194,11 +197,34 @@ def test_the_run_directory_goes_back_to_its_checkpoint(jobs, tmp_path):
 
 
 def test_a_line_that_the_kill_prevented_is_written_from_the_checkpoint(jobs, tmp_path):
-    run, _ = made_run(jobs, tmp_path)
+    run, config = made_run(jobs, tmp_path)
     metrics = run.path / "metrics.jsonl"
     metrics.write_text("".join(line + "\n" for line in metrics.read_text().splitlines()[:2]))  # of steps 0 and 1
-    go_back(run, newest_resumable(run))
+    go_back(run, newest_resumable(run), config)
     assert read_metrics(run.path)[-1] == {"step": 2, "train/loss": 0.25, "train/gradient_norm": math.inf}
+
+
+@pytest.mark.parametrize("is_judged", [False, True])
+@pytest.mark.parametrize("step", [1, 2, 4])
+def test_a_step_that_was_trained_and_not_judged_is_not_done(tmp_path, step, is_judged, capsys):
+    """Its line comes when it is judged, which is due after the second and the fourth, the last one."""
+    sets = ["train.steps=4", "eval.every=2"]
+    config = load(ROOT / "configs/grpo_tiny.yaml", RLConfig, sets, str(tmp_path / "run"))
+    run = RunDirectory.create(tmp_path / "run", to_yaml(config))
+    for earlier in range(step):
+        run.write_metrics(earlier, {"eval/accuracy": 0.5})
+    metrics = {"train/loss": 0.25, **({"eval/accuracy": 0.75} if is_judged else {})}
+    with run.checkpoint(step) as folder:
+        DriverState(step, 1, {}, metrics).write(folder)
+    run.resumed_from = newest_resumable(run)
+    is_owed = not is_judged and step != 1
+    assert _took_up_what_is_done(config, None, run) is (step == 4 and is_judged)
+    assert ("is done" in capsys.readouterr().out) is (step == 4 and is_judged)
+    assert owes_evaluation(run, DriverState.read(run.resumed_from), config) is is_owed
+    assert [row["step"] for row in read_metrics(run.path)] == list(range(step if is_owed else step + 1))
+    if is_owed:
+        run.write_metrics(step, {"train/loss": 0.25, "eval/accuracy": 0.75})
+        assert not owes_evaluation(run, DriverState.read(run.resumed_from), config), "its line is there"
 
 
 def test_only_the_newest_checkpoint_keeps_its_state(jobs, tmp_path):
