@@ -26,8 +26,7 @@ FALL_BACK: dict[SyncMethod, SyncMethod] = {"nccl": "direct", "direct": "disk"}
 JOIN_SECONDS = 120.0  # for a group to come together; NCCL's first connection between machines takes tens of seconds
 JOINING, PUBLISHING, SENDING = "joining the weight group", "publishing weights", "broadcasting weights"
 LOADING = "loading weights into a new engine"
-REFUSALS = (WeightLoadError, TransferFailed)
-FAILURES = (*REFUSALS, OSError, ValueError)
+REFUSALS = (WeightLoadError, TransferFailed)  # what a method may fail with; anything else is a fault and ends the run
 
 
 class SyncError(RuntimeError):
@@ -58,15 +57,8 @@ class WeightSync:
         self.warn, self.get = warn, get
         self.method: SyncMethod = config.sync.method
         self._connected: list[Any] = []  # the engines' actors in the group
-        self._version: int | None = None  # pushed last
-        self._notice: dict[str, Any] | None = None  # of that push, when it was a file
-
-    def connect(self) -> None:
-        """Make the group that nccl needs, and find out whether it can be made; for other methods there is nothing to do.
-
-        Raises SyncError: as `push`.
-        """
-        self._until_it_works(self._connect_all, Tally())
+        self._version: int | None = None  # published last, or broadcast
+        self._notice: dict[str, Any] | None = None  # of that version, when it is in a file
 
     def push(self, version: int) -> Tally:
         """Publish the trainer's weights as `version` and load them into all engines; all of them hold it afterwards.
@@ -81,13 +73,9 @@ class WeightSync:
         """The first half of `push`, for methods that leave a version where engines take it when they like: the notice that
         engines load it by. Raises SyncError."""
         assert self.method != "nccl", "a broadcast takes both sides"
-        tally = Tally()
-        started = time.monotonic()
-        with self.refusals(FAILURES):
-            notice = self.get(self.trainers.begin_publish(version, self.method), PUBLISHING)[0]
-        self._version, self._notice = version, notice
-        tally.total("sync/bytes", notice["size_bytes"])
-        tally.total("sync/publish_seconds", time.monotonic() - started)
+        with self.refusals():
+            notice, seconds = self._publish(version)
+        tally = sent_tally(notice["size_bytes"], seconds)
         tally.total("sync/fallbacks", 0)
         return notice, tally
 
@@ -117,7 +105,8 @@ class WeightSync:
             self._broadcast(version, load)
         else:
             if self._notice is None:  # the last push was a broadcast
-                self._notice = self.get(self.trainers.begin_publish(version, self.method), PUBLISHING)[0]
+                self._publish(version)
+            assert self._notice is not None
             load(self._notice)
 
     def prove(self, version: int, prompts: list[Prompt], sampling: Sampling) -> Tally:
@@ -128,20 +117,28 @@ class WeightSync:
         self._connect_all()
         started = time.monotonic()
         if self.method == "nccl":
-            notice = None
+            self._version, self._notice = version, None
             sent, reports = self._broadcast(version, lambda update: self.rollouts.load_weights(version, update))
             publish_seconds = sent["seconds"]
         else:
-            publishing = self.trainers.begin_publish(version, self.method)
-            sent = notice = self.get(publishing, PUBLISHING)[0]
-            publish_seconds = time.monotonic() - started
-            reports = self.rollouts.load_weights(version, notice)
-        seconds = time.monotonic() - started
-        self._version, self._notice = version, notice
-        tally.total("sync/bytes", sent["size_bytes"])
-        tally.total("sync/publish_seconds", publish_seconds)
+            sent, publish_seconds = self._publish(version)
+            reports = self.rollouts.load_weights(version, sent)
+        tally.merge(sent_tally(sent["size_bytes"], publish_seconds))
         tally.maximum("sync/pause_seconds", max(report.pause_seconds for report in reports))
-        tally.add("sync/gigabytes_per_second", sent["size_bytes"] / 1e9, seconds)
+        tally.add("sync/gigabytes_per_second", sent["size_bytes"] / 1e9, time.monotonic() - started)
+
+    def _publish(self, version: int) -> tuple[dict[str, Any], float]:
+        """Have the trainer write its weights to where engines take them; the notice that they load them by, and the seconds.
+
+        Raises TransferFailed: the system did not let it, as on a full disk.
+        """
+        started = time.monotonic()
+        try:
+            notice = self.get(self.trainers.begin_publish(version, self.method), PUBLISHING)[0]
+        except OSError as error:
+            raise TransferFailed(f"the weights could not be written: {message_of(error)}") from error
+        self._version, self._notice = version, notice
+        return notice, time.monotonic() - started
 
     def _broadcast(self, version: int, load: Callable[[dict[str, Any]], list[Any]]) -> tuple[dict[str, Any], list[Any]]:
         """Trainers send while engines receive. Returns what the sender says and what `load` returns."""
@@ -157,11 +154,12 @@ class WeightSync:
         return self.get(sending, SENDING)[0], reports
 
     @contextmanager
-    def refusals(self, kinds: tuple[type[Exception], ...] = REFUSALS) -> Iterator[None]:
-        """Inside, what an engine says of weights that it refused while training went on becomes a SyncError with the way out."""
+    def refusals(self) -> Iterator[None]:
+        """Inside, weights that could not be written, or were refused by an engine while training went on, become a SyncError
+        with the way out."""
         try:
             yield
-        except kinds as error:
+        except REFUSALS as error:
             self._fall_back(error)
             raise  # _fall_back raises in overlap mode, the only one that comes here
 
@@ -195,7 +193,7 @@ class WeightSync:
             except EngineLost:
                 self._connected = []
                 self.rollouts.wait_a_moment()  # it is replaced; the others are as good as before
-            except FAILURES as error:
+            except REFUSALS as error:
                 members, self._connected = self._connected, []
                 if self.method == "nccl" and members and members != self.rollouts.actors:
                     continue  # an engine was lost, and the group with it; the others are as good as before
@@ -218,6 +216,14 @@ class WeightSync:
             ) from error
         self.warn(f"{why}. The run goes on with {following}, which is slower; see docs/WEIGHT_SYNC.md")
         self.method = following
+
+
+def sent_tally(size_bytes: int, seconds: float) -> Tally:
+    """What the trainer's side of a sync did."""
+    tally = Tally()
+    tally.total("sync/bytes", size_bytes)
+    tally.total("sync/publish_seconds", seconds)
+    return tally
 
 
 def message_of(error: Exception) -> str:

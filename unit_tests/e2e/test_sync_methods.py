@@ -101,7 +101,7 @@ def test_shared_memory_that_cannot_be_read_is_followed_by_a_file(stack: SharedSt
 def test_overlap_fails_fast_and_names_the_way_out(stack: SharedStack) -> None:
     weights, _, warnings = weight_sync(stack, "nccl", "overlap", spoilt(unreachable, sync.JOINING))
     with pytest.raises(SyncError, match=r"could not join .* set sync\.method: direct or schedule\.mode: sync"):
-        weights.connect()
+        weights.push(4)
     assert warnings == []
 
 
@@ -114,6 +114,39 @@ def test_when_no_method_is_left_the_run_ends(stack: SharedStack) -> None:
         weights.push(8)
     sound, _, _ = weight_sync(stack, "nccl", "sync", ray_get)
     sound.push(9)
+
+
+@pytest.mark.parametrize("mode", ["sync", "overlap"])
+def test_a_fault_of_the_code_is_no_failure_of_the_method(stack: SharedStack, mode: str) -> None:
+    """Here an engine that is paused, and is told to finish what it cannot. It ends the run as what it is."""
+    weights, _, warnings = weight_sync(stack, "direct", mode, ray_get)
+    rollouts = stack.actors.rollouts
+    rollouts.in_flight = "drain"
+    rollouts.sleep()
+    try:
+        with pytest.raises(ValueError, match="a paused engine cannot drain"):
+            weights.push(5)
+    finally:
+        rollouts.wake()
+        rollouts.in_flight = "recompute"
+    assert weights.method == "direct" and warnings == []
+    assert weights.push(6).means()["sync/fallbacks"] == 0
+
+
+def test_weights_that_the_system_does_not_let_be_written_are_a_failure_of_the_method(
+    stack: SharedStack, tmp_path: Path
+) -> None:
+    assert stack.actors.trainers is not None
+    folder = stack.actors.trainers.sync_folder
+    assert folder is not None
+    weights, _, _ = weight_sync(stack, "disk", "sync", ray_get)
+    if folder.exists():
+        folder.rename(tmp_path / "moved")
+    folder.write_text("a file where the folder should be")
+    with pytest.raises(SyncError, match=r"sync\.method disk failed: .*could not be written.*No method is left"):
+        weights.push(8)
+    folder.unlink()
+    assert weights.push(9).means()["sync/fallbacks"] == 0
 
 
 def test_a_new_engine_gets_the_current_weights_as_long_as_the_trainer_has_them(stack: SharedStack) -> None:
