@@ -16,7 +16,7 @@ import ray
 from orchestration.cluster import started_ray
 from orchestration.engine_handle import EngineHandle
 from orchestration.rollout_group import RolloutGroup, step_askings
-from orchestration.watchdog import Watch
+from orchestration.watchdog import EnginesLost, Watch
 from rollouts.engine import WeightLoadError
 from rollouts.records import Group, Prompt
 from rollouts.sampling import Sampling
@@ -129,3 +129,17 @@ def test_what_a_refused_load_cut_off_is_asked_again_after_one_that_succeeds(made
     groups += collect_all(made)
     assert sorted(group.group_id for group in groups) == sorted(ids)
     assert "rollout/engine_restarts" not in made.tally().means()
+
+
+def test_a_loss_for_good_is_one_loss_whoever_meets_it_next(made: RolloutGroup) -> None:
+    """The driver may be in the middle of a checkpoint, and go on for a while."""
+    made.restarts_left = 0
+    ask(made, "first")
+    os.kill(process_of(made.engines[2]), signal.SIGKILL)
+    said = []
+    for _ in range(2):
+        with pytest.raises(EnginesLost) as lost:
+            collect_all(made)
+        said.append(str(lost.value))
+    assert "loss number 1 of this run, and failures.engine_restarts = 0" in said[0]
+    assert said[1] == said[0]

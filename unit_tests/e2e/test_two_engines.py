@@ -1,0 +1,170 @@
+"""Two real engines in one job: both make groups and hold the trainer's weights. One is killed in the middle of its work, the
+other goes on, and the new one is taken in."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestration.engine_handle import EngineHandle
+from orchestration.job import RLJob
+from orchestration.loop import drive
+from orchestration.rollout_group import RolloutGroup
+from orchestration.run_directory import read_metrics, read_samples
+from orchestration.sync import prove
+from unit_tests.e2e.shared_stack import SharedStack
+from unit_tests.e2e.test_failures import core_of, pid_of
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+STEPS = 4
+SMALL = {"rollout": {"engines": 2}, "train": {"steps": STEPS, "updates_per_step": 1}}
+SECONDS = 120  # for an engine to start on a busy machine
+
+
+@pytest.fixture(scope="module")
+def two(stack: SharedStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RolloutGroup]:
+    """The session's engine, and another one beside it."""
+    rollouts = stack.actors.rollouts
+    (first,) = rollouts.engines
+    _, engine, *others = first._arguments
+    log_file = str(tmp_path_factory.mktemp("second") / "engine_1.log")
+    arguments = (log_file, {**engine, "seed": engine["seed"] + 1}, *others)
+    second = EngineHandle("engine 1", first._actor_class, arguments, rollouts.watch)
+    rollouts.watch.get([second.actor.start.remote()], "start engine 1", stall_seconds=SECONDS)
+    rollouts.engines.append(second)
+    rollouts.restarts_left = 2
+    yield rollouts
+    rollouts.engines.remove(second)
+    second.end()
+
+
+class Made:
+    """Which groups came from which engine."""
+
+    def __init__(self, rollouts: RolloutGroup, patch: pytest.MonkeyPatch) -> None:
+        self.by_engine: dict[str, set[str]] = {}
+        for engine in rollouts.engines:
+            patch.setattr(engine, "take_in", self._noting(engine))
+
+    def _noting(self, engine: EngineHandle) -> Callable[[], list]:
+        take_in, came = engine.take_in, self.by_engine.setdefault(engine.name, set())
+
+        def noted() -> list:
+            groups = take_in()
+            came.update(group.group_id for group in groups)
+            return groups
+
+        return noted
+
+
+def gaps(job: RLJob) -> list[float]:
+    """How far each engine's log-probabilities are from the trainer's, at most."""
+    alone = [RolloutGroup([engine], job.rollouts.watch, 0, "recompute", print) for engine in job.rollouts.engines]
+    tallies = [prove(job.trainers, one, job.version, job.probes, job.sampling, job.config) for one in alone]
+    return [tally.means()["sync/probe_gap_max"] for tally in tallies]
+
+
+def wait_for(engine: EngineHandle, rollouts: RolloutGroup) -> None:
+    """Until it generates, with the current weights."""
+    deadline = time.monotonic() + SECONDS
+    while engine.state != "usable":
+        assert time.monotonic() < deadline, f"{engine.name} is still {engine.state}"
+        rollouts.wait_a_moment()
+
+
+def check_whole(folder: Path) -> list[set[str]]:
+    """No step is missing, no group and no prompt is there twice; returns the groups of each step."""
+    assert [row["step"] for row in read_metrics(folder)] == list(range(STEPS + 1))
+    samples = [read_samples(folder, step) for step in range(1, STEPS + 1)]
+    for name in ("group", "prompt_id"):
+        seen = [{sample[name] for sample in step} for step in samples]
+        assert [len(names) for names in seen] == [8] * STEPS and len(set().union(*seen)) == 8 * STEPS
+    return [{sample["group"] for sample in step} for step in samples]
+
+
+def test_what_a_killed_engine_was_asked_the_other_one_makes(
+    stack: SharedStack, two: RolloutGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In overlap, while weights are on their way to both."""
+    first, second = two.engines
+    ask, lost = second.ask, set()
+
+    with stack.job({**SMALL, "schedule": {"mode": "overlap", "max_staleness": 1}}) as job:
+        assert job.in_flight is not None
+        made = Made(two, monkeypatch)
+
+        def struck(askings, sampling, step) -> None:
+            is_now = job.trained_steps > 0 and not lost
+            core = core_of(pid_of(second.member)) if is_now else 0
+            if is_now:
+                os.kill(core, signal.SIGSTOP)  # so that it makes nothing of this
+            ask(askings, sampling, step)
+            if is_now:
+                lost.update(asking.group_id for asking in askings)
+                os.kill(core, signal.SIGKILL)
+
+        def look(path: Path) -> Path:
+            if job.trained_steps == 1 and not lost:
+                assert job.in_flight is not None
+                job.tally.merge(job.in_flight.settle())
+                assert max(gaps(job)) < 1e-3
+            return path
+
+        monkeypatch.setattr(second, "ask", struck)
+        drive(job, look)
+        wait_for(second, two)
+        assert max(gaps(job)) < 1e-3, "the new engine got the weights of the last step"
+    groups = check_whole(job.run.path)
+    from_first, from_second = made.by_engine[first.name], made.by_engine[second.name]
+    asked_first = groups[0] | groups[1]
+    assert asked_first & from_first and asked_first & from_second
+    assert from_first.isdisjoint(from_second)
+    assert lost and lost <= from_first
+    rows = read_metrics(job.run.path)
+    assert sum(row.get("rollout/engine_restarts", 0) for row in rows) == 1
+    assert sum(row.get("rollout/reasked_groups", 0) for row in rows) >= len(lost)
+    assert all(row["train/staleness_max"] <= 1 for row in rows[1:])
+
+
+def test_a_broadcast_that_an_engine_dies_in_is_made_again_without_it_and_later_with_it(
+    stack: SharedStack, two: RolloutGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In sync mode with nccl, whose group is made anew for whoever is there."""
+    second = two.engines[1]
+    load, struck_in = second.load, []
+
+    with stack.job({**SMALL, "sync": {"method": "nccl"}}) as job:
+        made = Made(two, monkeypatch)
+
+        def struck(version, update, in_flight) -> None:
+            load(version, update, in_flight)
+            if job.trained_steps == 2 and not struck_in:
+                struck_in.append(version)
+                os.kill(pid_of(second.member), signal.SIGKILL)
+
+        def look(path: Path) -> Path:
+            if job.trained_steps == 1:
+                assert max(gaps(job)) < 1e-3
+            if job.trained_steps == 3:
+                wait_for(second, two)
+                assert max(gaps(job)) < 1e-3, "the trainer still had the weights, and broadcast them to the new engine"
+            return path
+
+        monkeypatch.setattr(second, "load", struck)
+        drive(job, look)
+        assert max(gaps(job)) < 1e-3, "both are in one group again"
+        assert job.weights.method == "nccl"
+    groups = check_whole(job.run.path)
+    assert struck_in == [2]
+    for step in (1, 2, 4):
+        for engine in two.engines:
+            assert groups[step - 1] & made.by_engine[engine.name], f"{engine.name} made nothing in step {step}"
+    rows = read_metrics(job.run.path)
+    assert [row["sync/fallbacks"] for row in rows[1:]] == [0] * STEPS
+    assert sum(row.get("rollout/engine_restarts", 0) for row in rows) == 1
