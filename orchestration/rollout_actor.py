@@ -79,7 +79,6 @@ class RolloutActor(RolloutWorker):
             return await super().probe(prompts, sampling, step)
 
     collect = naming_death(RolloutWorker.collect)
-    generate = naming_death(RolloutWorker.generate)
     join_transfer = naming_death(RolloutWorker.join_transfer)
     sleep = naming_death(RolloutWorker.sleep)
     wake = naming_death(RolloutWorker.wake)

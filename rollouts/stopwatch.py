@@ -15,7 +15,6 @@ class Stopwatch:
         self._seconds = 0.0  # of the spans that are over
         self._since = 0.0  # when the present span began
         self.running = 0  # things under way
-        self.last_end = clock()  # when a thing last ended; at first, when the watch was made
 
     def begin(self) -> None:
         if self.running == 0:
@@ -25,9 +24,8 @@ class Stopwatch:
     def end(self) -> None:
         assert self.running > 0, "ended more often than begun"
         self.running -= 1
-        self.last_end = self._clock()
         if self.running == 0:
-            self._seconds += self.last_end - self._since
+            self._seconds += self._clock() - self._since
 
     @contextmanager
     def timing(self) -> Iterator[None]:

@@ -1,7 +1,7 @@
 """A rollout worker: one engine, its environments and its scoring processes, in one Ray actor.
 
 All responses that were asked run at once (continuous batching, no barrier), each scored as soon as it is finished.
-Nothing but finished groups goes back to the driver: `ask` and `collect` for training, `generate` for evaluation.
+Nothing but finished groups goes back to the driver: `ask` begins them, `collect` brings them.
 """
 
 from __future__ import annotations
@@ -35,15 +35,6 @@ class Asking:
     samples: int
     first_sample: int = 0  # for seeds: samples that earlier askings of the prompt in the same step took
     oldest_version: int = 0  # of the policy; an engine that holds an older one waits for its weights
-
-
-@dataclass(frozen=True)
-class Finished:
-    """What a worker gives back for a step: its groups, and where the time went."""
-
-    groups: list[Group]
-    generate_seconds: float  # until the last token
-    reward_seconds: float  # from the last token to the last score
 
 
 @dataclass(frozen=True)
@@ -130,17 +121,6 @@ class RolloutWorker:
             task.cancel()
         await asyncio.gather(*withdrawn.values(), return_exceptions=True)  # nobody asks for their results any more
 
-    async def generate(self, askings: list[Asking], sampling: Sampling, step: int) -> Finished:
-        """Sample and score every response of every asking, all at once, beside those that were asked."""
-        started = time.monotonic()
-        watch = Stopwatch()
-        groups = await asyncio.gather(*(self._group(asking, sampling, step, watch) for asking in askings))
-        return Finished(
-            groups=list(groups),
-            generate_seconds=watch.last_end - started,
-            reward_seconds=time.monotonic() - watch.last_end,
-        )
-
     async def probe(self, prompts: list[Prompt], sampling: Sampling, step: int) -> list[Trajectory]:
         """Short unscored continuations under the weights of this moment, for comparison with the trainer."""
         askings = [Asking(f"probe-{i}", prompt, 1) for i, prompt in enumerate(prompts)]
@@ -154,7 +134,7 @@ class RolloutWorker:
     async def _asked_group(self, asking: Asking, sampling: Sampling, step: int) -> Group:
         try:
             with self._groups.timing():
-                return await self._group(asking, sampling, step, self._responses)
+                return await self._group(asking, sampling, step)
         except Exception as error:
             error.add_note(f"in group {asking.group_id}, prompt {asking.prompt.prompt_id}")
             raise
@@ -164,11 +144,11 @@ class RolloutWorker:
             self._ended.append(group_id)
             self._one_ended.set()
 
-    async def _group(self, asking: Asking, sampling: Sampling, step: int, watch: Stopwatch) -> Group:
+    async def _group(self, asking: Asking, sampling: Sampling, step: int) -> Group:
         prompt_ids = self._prompt_ids(asking.prompt)
 
         async def scored(sample: int) -> Trajectory:
-            with watch.timing():
+            with self._responses.timing():
                 trajectory = await self._trajectory(asking, prompt_ids, sample, sampling, step)
             return trajectory if trajectory.reward is not None else await self.scoring.score(trajectory)
 
