@@ -157,7 +157,8 @@ class EngineHandle:
             return self.watch.get([call], doing)[0]
         except RayTaskError as error:
             if self.state in ("starting", "loading"):  # a new actor: whatever it is, it did not get that far
-                raise self.watch.lose([self.member], f"did not start again: {error}", doing) from error
+                how = f"{self.name} did not start again: {message_of(error)}"
+                raise self.watch.lose([self.member], how, doing) from error
             raise
 
     def load(self, version: int, update: dict[str, Any], in_flight: str) -> None:
@@ -212,6 +213,11 @@ class EngineHandle:
     def end(self) -> None:
         """End the actor at once, with its engine and scoring processes."""
         self.watch.end(self.member)
+
+
+def message_of(error: Exception) -> str:
+    """What was said where it was raised: Ray adds the remote traceback."""
+    return str(getattr(error, "cause", error))
 
 
 def _has_ended(call: Any) -> bool:

@@ -15,7 +15,7 @@ from configs.schedule import Failures
 from configs.schema import EvalConfig, RLConfig
 from orchestration.cores import CorePlan
 from orchestration.devices import DeviceSpec, shared_engine
-from orchestration.engine_handle import EngineHandle, rounds
+from orchestration.engine_handle import EngineHandle, message_of, rounds
 from orchestration.metrics import Tally
 from orchestration.placement import shares_its_gpu
 from orchestration.rollout_actor import RolloutActor, engine_arguments
@@ -159,7 +159,7 @@ class RolloutGroup:
             try:
                 has_come = self.on_restart(engine.actor)
             except (WeightLoadError, TransferFailed) as error:
-                how = f"{engine.name} was started again and did not take the weights: {error}"
+                how = f"{engine.name} was started again and did not take the weights: {message_of(error)}"
                 raise self.watch.lose([engine.member], how, "begin again") from error
             if has_come:
                 engine.use()
@@ -172,7 +172,7 @@ class RolloutGroup:
         if (engine.name, lost) not in self._deaths:  # one that is not replaced is met again by whoever looks next
             self._deaths.append((engine.name, lost))
         if self.restarts_left == 0:
-            past = "; ".join(f"{name} {one.how}" for name, one in self._deaths)
+            past = "; ".join(one.how for _, one in self._deaths)
             raise EnginesLost(
                 f"{lost}. That is loss number {len(self._deaths)} of this run, and failures.engine_restarts = "
                 f"{len(self._deaths) - 1}. In order: {past}. The engine's output is in {engine.log_file}."

@@ -11,6 +11,7 @@ import ray
 
 from configs.schema import RLConfig
 from configs.sync import SyncMethod
+from orchestration.engine_handle import message_of
 from orchestration.frozen import frozen_columns
 from orchestration.metrics import Tally
 from orchestration.probe import compare, tolerance_for
@@ -224,11 +225,6 @@ def sent_tally(size_bytes: int, seconds: float) -> Tally:
     tally.total("sync/bytes", size_bytes)
     tally.total("sync/publish_seconds", seconds)
     return tally
-
-
-def message_of(error: Exception) -> str:
-    """What was said where it was raised: Ray adds the remote traceback."""
-    return str(getattr(error, "cause", error))
 
 
 def prove(

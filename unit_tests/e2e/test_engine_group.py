@@ -141,5 +141,22 @@ def test_a_loss_for_good_is_one_loss_whoever_meets_it_next(made: RolloutGroup) -
         with pytest.raises(EnginesLost) as lost:
             collect_all(made)
         said.append(str(lost.value))
-    assert "loss number 1 of this run, and failures.engine_restarts = 0" in said[0]
+    assert "loss number 1 of this run, and failures.engine_restarts = 0. In order: engine 2 (pid " in said[0]
     assert said[1] == said[0]
+
+
+def test_a_new_engine_that_does_not_take_the_weights_is_lost_too(made: RolloutGroup) -> None:
+    """What is said of it is what the engine said, without the traceback that Ray adds."""
+    notes: list[str] = []
+    made.note, made.restarts_left = notes.append, 2
+    refuse = lambda actor: ray.get(actor.load_weights.remote(1, {"refusal": "checksum"}))  # noqa: E731
+    made.on_restart = refuse
+    ask(made, "first")
+    os.kill(process_of(made.engines[2]), signal.SIGKILL)
+    collect_all(made)
+    deadline = time.monotonic() + 60
+    while len(notes) < 2 and time.monotonic() < deadline:
+        made.collect(0.5)
+        made.wait_a_moment()
+    assert "engine 2 was started again and did not take the weights: checksum. " in notes[1]
+    assert "Traceback" not in notes[1] and "ray::" not in notes[1]
