@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,7 @@ class RLJob:
         self.feed = Feed(config, self.rollouts, self.sampler, self.sampling, console.note)
         self.heldout = prompts.heldout[: config.eval.max_prompts]
         self.probes = prompts.train[: config.sync.probe_prompts]
+        self.probe_sampling = probe_sampling(config, self.sampling)
         self.version = 0  # of the policy: what the trainer trains
         self.engine_version = 0  # that all engines hold: the policy's but for the time of a sync
         self._engines_lost: EnginesLost | None = None  # while the trainer was at work
@@ -93,15 +95,19 @@ class RLJob:
         return batch
 
     def _meanwhile(self) -> None:
-        """What the driver does while it waits for trainers: nothing in sync mode, where there is nothing to ask.
-
-        When engines are lost for good the trainer is let finish first, so that the last checkpoint is of a whole step.
-        """
+        """What the driver does while it waits for trainers: nothing in sync mode, where there is nothing to ask."""
         if self.config.schedule.mode == "overlap" and self._engines_lost is None:
-            try:
+            with self._trainer_first():
                 self._turn(0.0)
-            except EnginesLost as lost:
-                self._engines_lost = lost
+
+    @contextmanager
+    def _trainer_first(self) -> Iterator[None]:
+        """When engines are lost for good inside, the trainer is let finish before it is an error, so that the last checkpoint
+        is of a whole step: that of the batch, which nobody else has any more."""
+        try:
+            yield
+        except EnginesLost as lost:
+            self._engines_lost = lost
 
     def _refuse_lost_engines(self) -> None:
         if self._engines_lost is not None:
@@ -145,9 +151,10 @@ class RLJob:
     def _engines_asleep(self) -> Iterator[None]:
         """Where trainer and engines share devices, these stand still inside."""
         if self.rollouts.sleeps:
-            self.rollouts.sleep()
+            with self._trainer_first():
+                self.rollouts.sleep()
         yield
-        if self.rollouts.sleeps:
+        if self.rollouts.sleeps and self._engines_lost is None:
             self.trainers.release_memory()
             self.rollouts.wake()
 
@@ -176,7 +183,7 @@ class RLJob:
     def prove(self) -> None:
         """Compare engines and trainer on short continuations. Raises: ProbeFailed."""
         with self._phase("sync"):
-            self.tally.merge(self.weights.prove(self.version, self.probes, self.sampling))
+            self.tally.merge(self.weights.prove(self.version, self.probes, self.probe_sampling))
 
     def evaluate(self, step: int) -> None:
         """Judge the policy on held-out prompts, with the engines that train it."""
@@ -258,3 +265,10 @@ class RLJob:
     def _phase(self, name: str) -> Iterator[None]:
         with self.console.phase(name), self.clock.phase(name):
             yield
+
+
+def probe_sampling(config: RLConfig, sampling: Sampling) -> Sampling:
+    """How the continuations are drawn that engines and trainer are compared on: short ones, from the whole distribution. Of a
+    truncated one an engine tells renormalised log-probabilities, which the trainer does not compute."""
+    tokens = min(config.sync.probe_tokens, sampling.max_new_tokens)
+    return replace(sampling, max_new_tokens=tokens, top_p=1.0, top_k=0, stop=())

@@ -79,9 +79,21 @@ class RolloutActor(RolloutWorker):
             return await super().probe(prompts, sampling, step)
 
     collect = naming_death(RolloutWorker.collect)
-    join_transfer = naming_death(RolloutWorker.join_transfer)
-    sleep = naming_death(RolloutWorker.sleep)
-    wake = naming_death(RolloutWorker.wake)
+
+    @naming_death
+    async def join_transfer(self, told: dict[str, Any]) -> None:
+        with self._doing("join the weight group"):
+            await super().join_transfer(told)
+
+    @naming_death
+    async def sleep(self) -> None:
+        with self._doing("sleep"):
+            await super().sleep()
+
+    @naming_death
+    async def wake(self) -> None:
+        with self._doing("wake"):
+            await super().wake()
 
     @naming_death
     async def score(self, sequences: list[tuple[IntArray, IntArray]]) -> list[FloatArray]:

@@ -1,15 +1,25 @@
-"""A real engine that sleeps: nothing is generated, what was under way goes on after it wakes, as if nothing had been."""
+"""A real engine that sleeps: nothing is generated, what was under way goes on after it wakes, as if nothing had been. One that
+is lost on the way to sleep, or asleep, is noticed all the same."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import threading
 
 import numpy as np
 import pytest
 
+from orchestration.loop import drive
+from orchestration.run_directory import checkpoints, read_marker
+from orchestration.watchdog import EnginesLost
 from rollouts.response import Generation
 from rollouts.sampling import Sampling
 from unit_tests.e2e.engine_pair import PROMPTS, Pair, reference_logprobs
+from unit_tests.e2e.shared_stack import SharedStack
+from unit_tests.e2e.test_failures import STALL_SECONDS, core_of, is_alive, pid_of, quick_to_judge
+from unit_tests.e2e.test_schedule import prompts_of, prompts_of_run
 
 pytestmark = [pytest.mark.e2e]
 TOLERANCE_NATS = 1e-3
@@ -40,3 +50,54 @@ def test_a_sleeping_engine_keeps_what_it_was_asked(plain_pair: Pair) -> None:
         assert one.finish_reason in ("stop", "length")
         gap = reference_logprobs(plain_pair.model, PROMPTS[2], one, 1.0) - one.logprobs
         assert np.abs(gap).max() < TOLERANCE_NATS
+
+
+def test_vllm_frozen_in_its_sleep_is_noticed_when_it_is_to_wake(stack: SharedStack) -> None:
+    """It stood still on purpose until then."""
+    rollouts = stack.actors.rollouts
+    rollouts.restarts_left = 1
+    rollouts.tally()
+    rollouts.sleep()
+    core = core_of(pid_of(rollouts.engines[0].member))
+    os.kill(core, signal.SIGSTOP)
+    rescue = threading.Timer(6 * STALL_SECONDS, os.kill, (core, signal.SIGCONT))  # so that a failure is no hang
+    rescue.start()
+    with quick_to_judge(rollouts.watch):
+        rollouts.wake()
+    rescue.cancel()
+    assert rollouts.tally().means().get("rollout/engine_restarts") == 1
+    assert "has been in 'wake' for" in rollouts._deaths[-1][1].how
+    assert not is_alive(core)
+
+
+def test_an_engine_lost_for_good_as_it_goes_to_sleep_takes_no_batch_with_it(
+    stack: SharedStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch was taken before: the trainer trains on it, and the checkpoint is of the step."""
+    block = {
+        "schedule": {"mode": "overlap", "pause_while_training": True}, "train": {"steps": 4, "updates_per_step": 1},
+    }  # fmt: skip
+    with stack.job(block) as job:
+        rollouts, sleep = job.rollouts, job.rollouts.sleep
+        (engine,) = rollouts.engines
+
+        def freeze_in_the_second_step() -> None:
+            if job.trained_steps == 1:
+                os.kill(core_of(pid_of(engine.member)), signal.SIGSTOP)
+            sleep()
+
+        with monkeypatch.context() as patch, quick_to_judge(rollouts.watch):
+            patch.setattr(rollouts, "restarts_left", 0)
+            patch.setattr(rollouts, "sleep", freeze_in_the_second_step)
+            with pytest.raises(EnginesLost, match="has been in 'sleep' for"):
+                drive(job, lambda path: path)
+        (kept,) = checkpoints(job.run.path)
+        assert read_marker(kept)["step"] == 2
+        engine.begin_again()  # for what comes
+        rollouts.wake()
+        while rollouts.unfinished or engine.state != "usable":
+            rollouts.collect(1.0)
+    again = stack.run(block, resume=kept)
+    asked = [prompt for step in (1, 2) for prompt in prompts_of_run(job.run.path, step)]
+    asked += [prompt for step in (3, 4) for prompt in prompts_of(again, step)]
+    assert len(asked) == len(set(asked)) == 32
