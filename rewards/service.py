@@ -17,6 +17,8 @@ import sys
 import time
 from typing import Any
 
+import psutil
+
 from configs.schema import Reward
 from rewards.find import labels
 from rewards.worker import LENGTH, PartSpec, Score
@@ -237,7 +239,9 @@ class _Process:
                 self._writer.write(LENGTH.pack(len(message)) + message)
                 if (await asyncio.wait({answer}, timeout=CANCEL_SECONDS))[0] and answer.exception() is None:
                     return Score(None, error=f"{text}; it was cancelled", seconds=timeout_seconds)
-            await self.lose(f"{text}; its process was killed", timeout_seconds)
+            # One that somebody else has frozen, or that never began, says nothing about this trajectory.
+            is_not_to_blame = number not in self._started or self._is_frozen()
+            await self.lose(f"{text}; its process was killed", timeout_seconds, died=is_not_to_blame)
             return answer.result()
         except asyncio.CancelledError:
             # Nobody waits for it any more, and it may be at work for ever.
@@ -250,7 +254,7 @@ class _Process:
 
     async def lose(self, message: str, seconds: float = 0.0, died: bool = False) -> None:
         """Kill it and everything it started, and tell all who wait for it. Returns when it is gone. died: by itself, or
-        killed by somebody else."""
+        killed or frozen by somebody else."""
         self.is_lost = True
         is_worth_another = died or len(self._open) > 1
         for answer in self._open.values():
@@ -282,6 +286,12 @@ class _Process:
         """The next message. Raises EOFError (IncompleteReadError is one) or OSError when the process is gone."""
         (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
         return pickle.loads(await self._reader.readexactly(length))
+
+    def _is_frozen(self) -> bool:
+        """Whether it is stopped by a signal."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return psutil.Process(self.popen.pid).status() == psutil.STATUS_STOPPED
+        return False
 
     async def _how_it_ended(self) -> str:
         try:

@@ -289,6 +289,30 @@ def test_counters_are_told_and_not_paid() -> None:
     assert done.reward_parts == {"counted/a": 1.0, "counted/b": 0.5, "counted/tokens": 100.0}
 
 
+@pytest.mark.parametrize("frozen", ["before it begins", "in the middle", "for ever again"])
+def test_a_sample_whose_process_is_frozen_is_scored_again(frozen: str) -> None:
+    async def run(service: ScoringService) -> Trajectory:
+        pid = int((await service.score(trajectory("pid"))).reward or 0)
+        if frozen == "before it begins":
+            os.kill(pid, signal.SIGSTOP)
+        task = asyncio.create_task(service.score(trajectory("slow_good")))
+        await asyncio.sleep(1.0)
+        if frozen != "before it begins":
+            os.kill(pid, signal.SIGSTOP)
+        if frozen == "for ever again":
+            while not ((again := service._alone.process) and again._started):
+                assert not task.done(), "it was not scored again"
+                await asyncio.sleep(0.05)
+            os.kill(again.popen.pid, signal.SIGSTOP)
+        return await task
+
+    done = with_service(block(timeout_seconds=4.0), run)
+    if frozen == "for ever again":
+        assert done.reward is None and "no answer within 4 s" in (done.reward_error or "")
+    else:
+        assert done.reward == 0.5 and done.reward_error is None
+
+
 def test_a_score_that_nobody_waits_for_any_more_leaves_a_free_process() -> None:
     async def run(service: ScoringService) -> Trajectory:
         task = asyncio.create_task(service.score(trajectory("sleep_forever")))
