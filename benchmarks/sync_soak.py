@@ -9,7 +9,6 @@ no response is of versions that its step may not train on, no sync fell back to 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import signal
 import subprocess
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from orchestration.run_directory import read_metrics
+from orchestration.run_directory import read_metrics, read_samples, sample_steps
 
 ROOT = Path(__file__).resolve().parent.parent
 VICTIMS = ("RolloutActor", "EngineCore", "TrainerActor")  # parts of the processes' titles
@@ -105,13 +104,11 @@ def complaints(options: argparse.Namespace) -> list[str]:
         found.append(f"lost or repeated groups in steps {short}")
     if (restarts := sum(row.get("rollout/engine_restarts", 0) for row in rows)) != 1:
         found.append(f"{restarts:.0f} engines were replaced, one was killed")
-    for file in sorted((options.run_dir / "samples").glob("step_*.jsonl")):
-        step = int(file.stem.removeprefix("step_"))
-        newest = sum("sync/bytes" in row for row in rows if row["step"] < step)  # the version that the step trains
-        for line in file.read_text().splitlines():
-            sample = json.loads(line)
-            if sample["versions"] and not newest - 1 <= min(sample["versions"]) <= newest:
-                found.append(f"{file.name}: versions {sample['versions']} in step {step}")
+    for step in sample_steps(options.run_dir):
+        newest = next(row["schedule/version"] for row in rows if row["step"] == step)
+        for sample in read_samples(options.run_dir, step):
+            if any(not newest - 1 <= version <= newest for version, _ in sample["versions"]):
+                found.append(f"step {step}: versions {sample['versions']} in the batch of version {newest:g}")
     return found
 
 

@@ -21,11 +21,14 @@ class EngineLap:
     tokens_generated: float  # by all engines, finished or not
 
     def tally(self, step_seconds: float) -> Tally:
-        """The waiting of the generating side."""
+        """The waiting of the generating side. Counters may be a moment old, and what they lack comes in the next lap: seconds of
+        one step may be more than it took, or idle ones below 0, but over a run they add up to its wall-clock. Only the share,
+        which nobody sums, is kept between 0 and 1."""
         tally = Tally()
+        tally.total("schedule/engine_busy_seconds", self.busy_seconds)
+        tally.total("schedule/engine_paused_seconds", self.paused_seconds)
+        tally.total("schedule/engine_idle_seconds", step_seconds - self.busy_seconds - self.paused_seconds)
         tally.add("schedule/engine_busy_share", min(1.0, self.busy_seconds / step_seconds))
-        tally.add("schedule/engine_paused_seconds", self.paused_seconds)
-        tally.add("schedule/engine_idle_seconds", max(0.0, step_seconds - self.busy_seconds - self.paused_seconds))
         return tally
 
 

@@ -3,15 +3,17 @@ over in batches. Sync mode is staleness 0: a step's groups are asked together an
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
-
+from configs.load import method_for
 from configs.schema import RLConfig
 from data_feeds.sampler import PromptSampler
 from orchestration.metrics import Tally
+from orchestration.objective import TokenObjective
 from orchestration.rollout_group import WAIT_SECONDS, RolloutGroup, step_askings
+from orchestration.update import drops_silent
 from rollouts.admission import Admission
 from rollouts.filter import apply_filters, filters_of
 from rollouts.records import Group, Prompt, Trajectory
@@ -56,6 +58,7 @@ class _Step:
     missing: int = 0  # groups that the batch was smaller by
     ready: int = 0  # groups that were finished and stayed, when the batch was taken
     running: int = 0  # groups that were not finished then
+    waited: float = 0.0  # seconds for the batch
 
 
 class Feed:
@@ -71,6 +74,9 @@ class Feed:
         self.filters = filters_of(rollout.filters)
         prompts = rollout.prompts_per_step
         self.reuse = ReuseBuffer(schedule.reuse_versions, schedule.reused_groups(prompts), config.run.seed)
+        objective = TokenObjective(method_for(config), config.objective)
+        self._drops_silent = drops_silent(objective, config.train)
+        self._in_training: tuple[int, list[Group]] = (0, [])  # version and fresh groups of the batch taken last
         self.admission = Admission.of(schedule, prompts)
         self.fresh_per_step = self.admission.batch_groups
         self.next_step = 1  # whose batch is taken next
@@ -104,20 +110,21 @@ class Feed:
         version: of the policy that will train on it. turn(wait_seconds): what is done until then; None: as `turn`, with engines
         that hold that version. Raises: as `turn`.
         """
+        began = time.monotonic()
         while (ids := self._complete(version)) is None:
             assert not self._is_stuck(version), "nothing is under way, nothing may be asked, and there is no batch"
             if turn is None:
                 self.turn(version, WAIT_SECONDS)
             else:
                 turn(WAIT_SECONDS)
+        self._now.waited = time.monotonic() - began
         fresh = [self._finished.pop(name) for name in self._in_order(ids)]
         self._refuse_old_tokens(fresh, version)
         reused = self.reuse.take(version)
-        self.reuse.add(fresh, version)
         withdrawn = sorted(self._now.withdrawn, key=lambda group: self._asked[group.group_id][0])
         for group in (*fresh, *withdrawn):
             del self._asked[group.group_id]
-        batch = Batch(fresh, withdrawn, reused)
+        batch, self._in_training = Batch(fresh, withdrawn, reused), (version, fresh)
         self.sampler.observe(batch.finished)
         self._now.ready, self._now.running = self.admission.ready, self.admission.running
         self._now.missing = self.fresh_per_step - len(fresh)
@@ -130,6 +137,8 @@ class Feed:
     def trained(self, version: int) -> None:
         """The last batch is trained on, and the policy is at `version`."""
         self.admission.trained(version)
+        at, groups = self._in_training
+        self.reuse.add([group for group in groups if self._has_gradient(group)], at)
 
     def unfinished(self) -> list[Prompt]:
         """Prompts taken from the sampler whose groups are not trained on yet, in order of asking."""
@@ -186,6 +195,10 @@ class Feed:
         """Whether waiting would be for ever: a fault of ours."""
         return self.admission.running == 0 and self._may_ask(version) == 0
 
+    def _has_gradient(self, group: Group) -> bool:
+        """Whether it was in the forward pass, and would be again: not when all its advantages are 0."""
+        return not self._drops_silent or any(t.advantage != 0 for t in group.trained)
+
     def _refuse_old_tokens(self, groups: list[Group], version: int) -> None:
         """The bound that admission keeps by deadlines, of the tokens themselves."""
         for group in groups:
@@ -207,18 +220,25 @@ class Feed:
             )
 
     def tally(self, batch: Batch, version: int) -> Tally:
-        """Counters of filters, staleness and buffers at the moment the batch was taken."""
+        """Counters of filters, reuse and buffers at the moment the batch was taken, to be trained on at `version`."""
         tally = Tally()
         if self.filters:
             self._tally_filters(batch, tally)
-        if self.schedule.mode == "overlap" or batch.reused:
-            self._tally_schedule(batch, version, tally)
+        if self.schedule.oldest > 0:
+            tally.total("schedule/version", version)
+            tally.add("schedule/reused_share", len(batch.reused), len(batch.groups))
+        if self.schedule.mode == "overlap":
+            tally.total("schedule/ready_groups", self.last.ready)
+            tally.total("schedule/running_groups", self.last.running)
+            tally.total("schedule/trainer_wait_seconds", self.last.waited)
+            tally.total("rollout/discarded_tokens", 0)  # also when no engine was lost: whoever loses one adds to it
         return tally
 
     def _tally_filters(self, batch: Batch, tally: Tally) -> None:
         dropped = [t for t in batch.trajectories if t.dropped_by is not None]
         tally.total("rollout/dropped_responses", len(dropped))
         tally.total("rollout/dropped_in_baseline", sum(t.in_baseline for t in dropped))
+        tally.total("rollout/filtered_tokens", sum(t.action_tokens for t in dropped))
         tally.total(
             "rollout/filtered_groups",
             sum(bool(g.scored) and all(t.dropped_by is not None for t in g.scored) for g in batch.finished),
@@ -228,13 +248,3 @@ class Feed:
         if any(used.refill for used in self.filters):
             tally.total("rollout/refilled_groups", self.last.refilled)
             tally.total("rollout/unfilled_groups", self.last.missing)
-
-    def _tally_schedule(self, batch: Batch, version: int, tally: Tally) -> None:
-        trained = [t for group in batch.groups for t in group.trained if t.action_tokens]
-        staleness = version - np.concatenate([t.versions[t.is_action] for t in trained] or [np.zeros(0, np.int32)])
-        for versions in range(self.schedule.staleness + self.schedule.reuse_versions + 1):
-            tally.add_values(f"schedule/staleness/{versions}", staleness == versions)
-        tally.add_values("schedule/spanning_share", [len(np.unique(t.versions[t.is_action])) > 1 for t in trained])
-        tally.add("schedule/reused_share", len(batch.reused), len(batch.groups))
-        tally.total("schedule/ready_groups", self.last.ready)
-        tally.total("schedule/running_groups", self.last.running)

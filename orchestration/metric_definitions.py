@@ -50,7 +50,14 @@ METRICS: dict[str, Metric] = {
         "groups", "Further prompts asked in place of filtered groups; they are in rollout/responses.", "Filtered groups"
     ),
     "rollout/unfilled_groups": Metric(
-        "groups", "Groups still missing after rollout.max_refill_rounds: the step trained on fewer.", "Filtered groups"
+        "groups",
+        "Groups that the step was short of, since filters left out more than rollout.max_refill_rounds replaces.",
+        "Filtered groups",
+    ),
+    "rollout/filtered_tokens": Metric(
+        "tokens",
+        "Tokens of rollout/dropped_responses: generated and scored, and not in the loss.",
+        "Tokens not trained on",
     ),
     "rollout/engine_restarts": Metric(
         "engines", "Engines that died or stood still, and were started again.", "Lost engines"
@@ -125,7 +132,10 @@ METRICS: dict[str, Metric] = {
         "Skipped updates",
     ),
     "train/staleness_mean": Metric(
-        "versions", "Mean over trained tokens of policy versions between sampling and training.", "Staleness"
+        "versions",
+        "Mean over trained tokens of policy versions between sampling and training. Trained tokens are here and in schedule/* "
+        "the action tokens of the responses in the step's forward passes (train/trajectories).",
+        "Staleness",
     ),
     "train/staleness_max": Metric("versions", "Largest staleness of a trained token.", "Staleness"),
     "method/clip_fraction": Metric(
@@ -146,10 +156,18 @@ METRICS: dict[str, Metric] = {
         "share", "Share of trained tokens that an off-policy correction leaves out.", "Off-policy correction"
     ),
     "rollout/discarded_tokens": Metric(
-        "tokens", "Tokens that were generated and lost with an engine; their groups are asked again.", "Lost engines"
+        "tokens",
+        "Tokens that were generated and thrown away: lost with an engine, and their groups asked again. Nothing else is; what "
+        "filters leave out is in rollout/filtered_tokens.",
+        "Tokens not trained on",
+    ),
+    "schedule/version": Metric(
+        "version", "Version of the policy when the step's batch was taken; staleness counts from it.", "Policy version"
     ),
     "schedule/spanning_share": Metric(
-        "share", "Share of trained responses whose tokens are of more than one policy version.", "Staleness by share"
+        "share",
+        "Share of the responses in the step's forward passes whose tokens are of more than one policy version.",
+        "Staleness by share",
     ),
     "schedule/reused_share": Metric(
         "share", "Share of the batch's groups that were trained on before.", "Reused groups"
@@ -160,18 +178,33 @@ METRICS: dict[str, Metric] = {
     "schedule/running_groups": Metric(
         "groups", "Groups asked and not finished when the batch was taken.", "Groups under way"
     ),
-    "schedule/engine_busy_share": Metric(
-        "share",
-        "Share of the step's wall-clock in which an engine had a response running, mean over engines.",
-        "Engines",
+    "schedule/trainer_wait_seconds": Metric(
+        "s",
+        "Wall-clock in which the trainer waited for the step's groups, until their last score: time/generate_seconds and "
+        "time/reward_seconds without the driver's own work.",
+        "Waiting",
     ),
-    "schedule/engine_idle_seconds": Metric(
-        "s", "Wall-clock of the step in which an engine had nothing to generate, mean over engines.", "Waiting"
+    "schedule/engine_busy_seconds": Metric(
+        "s",
+        "Wall-clock in which an engine had a response running, mean over engines. Engines tell about once a second: what comes "
+        "late counts in the next step.",
+        "Engine seconds",
     ),
     "schedule/engine_paused_seconds": Metric(
         "s",
-        "Wall-clock of the step in which an engine stood still for weights or for the trainer, mean over engines.",
+        "The same in which it stood still for weights or for the trainer.",
         "Waiting",
+    ),
+    "schedule/engine_idle_seconds": Metric(
+        "s",
+        "The rest of the step's wall-clock: the engine had nothing to generate. Below 0 where busy seconds came late; over a "
+        "run the three add up to its wall-clock.",
+        "Waiting",
+    ),
+    "schedule/engine_busy_share": Metric(
+        "share",
+        "schedule/engine_busy_seconds divided by time/step_seconds, at most 1.",
+        "Engines",
     ),
     "critic/loss": Metric("", "The critic's loss, aggregated as the policy's.", "Critic loss"),
     "critic/explained_variance": Metric(

@@ -18,9 +18,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from orchestration.environment import describe_environment
 from orchestration.metrics import definition, metric_order
-from rollouts.records import Trajectory
+from rollouts.records import IntArray, Trajectory
 
 CONFIG, ENVIRONMENT, METRICS_FILE, REPORT = "config.yaml", "environment.json", "metrics.jsonl", "report.html"
 SAMPLES, LOGS, CHECKPOINTS = "samples", "logs", "checkpoints"
@@ -209,10 +211,16 @@ def sample_record(trajectory: Trajectory) -> dict[str, Any]:
         "finish_reason": t.finish_reason,
         "prompt_tokens": len(t.prompt_ids),
         "tokens": t.action_tokens,
-        "versions": [int(t.versions.min()), int(t.versions.max())] if len(t.versions) else [],
+        "versions": version_runs(t.versions[t.is_action]),
         "generate_seconds": t.generate_seconds,
         "reward_seconds": t.reward_seconds,
     }
+
+
+def version_runs(versions: IntArray) -> list[list[int]]:
+    """[version, tokens] of each run of tokens of one version, in order."""
+    runs = np.split(versions, np.flatnonzero(np.diff(versions)) + 1)
+    return [[int(run[0]), len(run)] for run in runs if len(run)]
 
 
 def prompt_text(messages: list[dict[str, Any]]) -> str:

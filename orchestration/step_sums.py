@@ -48,9 +48,7 @@ class StepSums:
             log_rho = t.logprobs.detach() - t.behavior_logprobs
             self._put("train/logprob_gap_mean", log_rho.abs())
             self._put("train/kl_behavior_nats", torch.expm1(log_rho) - log_rho)
-            self._put("train/staleness_mean", t.staleness.float())
             self._max("train/logprob_gap_max", log_rho.abs())
-            self._max("train/staleness_max", t.staleness.float())
 
     def _put(self, name: str, values: Tensor) -> None:
         self.sums[name] = self.sums.get(name, 0.0) + values.detach().double().sum()

@@ -16,7 +16,9 @@ from algs.aggregation import token_weights
 from algs.method import PolicyMethod
 from algs.records import Groups, PolicyTokens
 from configs.components import advantage_for, aggregation_for
+from configs.schedule import Schedule
 from configs.schema import RLConfig
+from configs.training import Train
 from data_feeds.packing import MicroBatch, pack
 from orchestration.metrics import Tally
 from orchestration.objective import TokenObjective
@@ -169,7 +171,7 @@ def _pack(
     aggregation = aggregation_for(config.objective, method)
     weights = token_weights(aggregation, lengths, groups.group, config.rollout.max_new_tokens).numpy()
     keep = weights > 0
-    if train.drop_zero_variance_groups and objective.is_silent_at_zero_advantage():
+    if drops_silent(objective, train):
         keep &= np.logical_or.reduceat(
             np.concatenate(advantages) != 0, (groups.lengths.cumsum(0) - groups.lengths).numpy()
         )
@@ -177,8 +179,10 @@ def _pack(
     tally.total("train/trajectories", len(chosen))
     if len(chosen) == 0:
         return None
+    trajectories = [batch.trajectories[i] for i in chosen]
+    _tally_ages(trajectories, config.schedule, version, tally)
     return pack(
-        trajectories=[batch.trajectories[i] for i in chosen],
+        trajectories=trajectories,
         groups=groups.group.numpy()[chosen],
         advantages=[advantages[i] for i in chosen],
         loss_weights=weights[chosen],
@@ -187,6 +191,29 @@ def _pack(
         ranks=train.ranks,
         share_prompts=train.share_prompts,
         columns={name: [values[i] for i in chosen] for name, values in columns.items()},
+    )
+
+
+def drops_silent(objective: TokenObjective, train: Train) -> bool:
+    """Whether responses whose advantages are all 0 are left out of the forward pass: they would give no gradient."""
+    return train.drop_zero_variance_groups and objective.is_silent_at_zero_advantage()
+
+
+def _tally_ages(trajectories: list[Trajectory], schedule: Schedule, version: int, tally: Tally) -> None:
+    """How old the tokens are that an optimizer step trains on: all action tokens of the responses in its forward pass."""
+    is_action = np.concatenate([t.is_action for t in trajectories])
+    versions = np.concatenate([t.versions for t in trajectories])[is_action]
+    staleness = version - versions
+    tally.add_values("train/staleness_mean", staleness)
+    tally.maximum("train/staleness_max", int(staleness.max()))
+    if schedule.oldest == 0:
+        return
+    for age in range(schedule.oldest + 1):
+        tally.add_values(f"schedule/staleness/{age}", staleness == age)
+    ends = np.cumsum([t.action_tokens for t in trajectories])
+    starts = np.concatenate([[0], ends[:-1]])
+    tally.add_values(
+        "schedule/spanning_share", np.minimum.reduceat(versions, starts) < np.maximum.reduceat(versions, starts)
     )
 
 

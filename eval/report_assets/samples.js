@@ -137,7 +137,9 @@ function show(record) {
   const facts = [["reward", fixed(record.reward)], ...Object.entries(record.parts).map(([name, value]) => [name, fixed(value)])];
   if (record.advantage !== null) facts.push(["advantage", fixed(record.advantage)]);
   facts.push(["finish", record.finish_reason || "unknown"], ["tokens", String(record.tokens)], ["prompt tokens", String(record.prompt_tokens)]);
-  if (record.versions.length) facts.push(["policy version", [...new Set(record.versions)].join(" to ")]);
+  const { versions } = record; // runs of tokens: [version, tokens]
+  if (versions.length === 1) facts.push(["policy version", String(versions[0][0])]);
+  if (versions.length > 1) facts.push(["policy versions", versions.map(([version, tokens]) => `${version} (${tokens} tokens)`).join(", ")]);
   facts.push(["prompt id", record.prompt_id], ["group", `${record.group} / ${record.sample}`]);
   pane.replaceChildren(
     el("dl", { class: "facts" }, ...facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))),

@@ -42,5 +42,17 @@ def test_the_idle_rest_of_a_step() -> None:
     times.take_in([counters(1.0, paused=0.5)])
     means = times.lap().tally(4.0).means()
     assert means == {
-        "schedule/engine_busy_share": 0.25, "schedule/engine_paused_seconds": 0.5, "schedule/engine_idle_seconds": 2.5,
+        "schedule/engine_busy_share": 0.25, "schedule/engine_busy_seconds": 1.0, "schedule/engine_paused_seconds": 0.5,
+        "schedule/engine_idle_seconds": 2.5,
     }  # fmt: skip
+
+
+def test_seconds_that_come_late_are_in_the_sum_over_a_run() -> None:
+    """An engine busy all of two steps of 2 s; at the end of the first it had told of 0.5 s."""
+    times, rows = EngineTimes(), []
+    for busy in (0.5, 4.0):
+        times.take_in([counters(busy)])
+        rows.append(times.lap().tally(2.0).means())
+    assert sum(row["schedule/engine_busy_seconds"] for row in rows) == 4.0
+    assert sum(row["schedule/engine_idle_seconds"] for row in rows) == 0.0
+    assert [row["schedule/engine_busy_share"] for row in rows] == [0.25, 1.0]

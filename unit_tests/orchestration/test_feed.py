@@ -3,122 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algs.grpo import GRPO
-from configs.load import to_yaml
-from configs.schema import RLConfig
 from data_feeds.sampler import ShuffledPrompts
-from eval.report import write_report
 from orchestration.evaluation import evaluation_tally
-from orchestration.feed import Batch, Feed
-from orchestration.metrics import time_metrics
-from orchestration.rollout_metrics import refuse_failed_rewards, rollout_tally
+from orchestration.rollout_metrics import rollout_tally
 from orchestration.run_directory import RunDirectory, read_metrics, read_samples
-from orchestration.update import prepare_updates
-from rollouts.records import Group, Prompt, Trajectory
+from rollouts.records import Group, Prompt
 from rollouts.sampling import Sampling
-from rollouts.worker import Asking
-
-SAMPLES = 4
-
-
-class ScriptedRollouts:
-    """Answers from a script: `passes(prompt id, number of the asking)` responses of a group are paid 1, the others 0.
-
-    With `hold`, asked groups are finished only when `finish` says so.
-    """
-
-    def __init__(self, passes: Callable[[str, int], int], hold: bool = False) -> None:
-        self.passes, self.hold = passes, hold
-        self.asked: list[list[Asking]] = []  # per call
-        self.seeds: list[int] = []
-        self.version = 0
-        self._held: list[Group] = []
-        self._ready: list[Group] = []
-
-    @property
-    def group_ids(self) -> list[str]:
-        return [asking.group_id for call in self.asked for asking in call]
-
-    @property
-    def prompt_ids(self) -> list[list[str]]:
-        return [[asking.prompt.prompt_id for asking in call] for call in self.asked]
-
-    def ask(self, askings: list[Asking], sampling: Sampling, step: int) -> None:
-        before = len(self.group_ids)
-        for number, asking in enumerate(askings, start=before):
-            right = self.passes(asking.prompt.prompt_id, number)
-            made = [
-                response(asking.prompt, asking.group_id, i, float(i < right), self.version)
-                for i in range(asking.samples)
-            ]
-            self._held.append(Group(asking.group_id, asking.prompt, made))
-            self.seeds += [
-                sampling.request_seed(step, asking.prompt.prompt_id, asking.first_sample + i)
-                for i in range(asking.samples)
-            ]
-        self.asked.append(askings)
-        if not self.hold:
-            self.finish(*(group.group_id for group in self._held))
-
-    def finish(self, *names: str) -> None:
-        done = [group for group in self._held if group.group_id in names]
-        assert len(done) == len(names)
-        self._held = [group for group in self._held if group.group_id not in names]
-        self._ready += done
-
-    def collect(self, wait_seconds: float) -> list[Group]:
-        assert self._ready or wait_seconds == 0, "the feed waits for what nobody is making"
-        ready, self._ready = self._ready, []
-        return ready
-
-
-def response(prompt: Prompt, group_id: str, sample: int, reward: float, version: int = 0) -> Trajectory:
-    one = np.zeros(1, np.int32)
-    return Trajectory(
-        prompt, group_id, sample, one, one, np.zeros(1, np.float32), one + version, np.ones(1, np.bool_), one, reward=reward,
-        reward_parts={"right": reward}, finish_reason="stop",
-    )  # fmt: skip
-
-
-def job(
-    filters: list[Any], step_prompts: int = 4, schedule: dict[str, Any] | None = None, steps: int = 50, **rollout: Any
-) -> RLConfig:
-    return RLConfig.model_validate(
-        {
-            "model": {"path": "none"},
-            "data": {"sources": [{"reasoning_gym": "chain_sum"}]},
-            "algorithm": {"name": "grpo"},
-            "rollout": {
-                "prompts_per_step": step_prompts, "responses_per_prompt": SAMPLES, "filters": filters, **rollout,
-            },
-            "reward": {"parts": [{"function": "last_number"}]},
-            "schedule": schedule or {},
-            "train": {"steps": steps},
-        }
-    )  # fmt: skip
-
-
-def feed(
-    passes: Callable[[str, int], int], filters: list[Any], prompts: int = 40, hold: bool = False, **of_job: Any
-) -> tuple[Feed, ScriptedRollouts, list[str]]:
-    notes: list[str] = []
-    scripted = ScriptedRollouts(passes, hold)
-    sampler = ShuffledPrompts([Prompt(f"p/{i}", []) for i in range(prompts)], seed=0)
-    sampling = Sampling(max_new_tokens=8, seeded=True)
-    return Feed(job(filters, **of_job), scripted, sampler, sampling, notes.append), scripted, notes  # type: ignore[arg-type]
-
-
-def trained(batch: Batch) -> int:
-    return sum(bool(group.trained) for group in batch.groups)
+from unit_tests.orchestration.scripted_feed import SAMPLES, feed, trained
 
 
 def test_without_filters_one_call_and_nothing_said() -> None:
@@ -137,6 +35,7 @@ def test_exactly_the_missing_are_asked_until_the_batch_is_full() -> None:
     assert one.tally(batch, 0).means() == {
         "rollout/dropped_responses": 5 * SAMPLES, "rollout/dropped_in_baseline": 0, "rollout/filtered_groups": 5,
         "rollout/filtered/zero_variance": 5 * SAMPLES, "rollout/refilled_groups": 5, "rollout/unfilled_groups": 0,
+        "rollout/filtered_tokens": 5 * SAMPLES,
     }  # fmt: skip
 
 
@@ -221,63 +120,6 @@ def test_which_groups_make_a_step_does_not_depend_on_who_finishes_first(cap: int
     assert steps(0) == steps(-1)
 
 
-OVERLAP = {"mode": "overlap", "max_staleness": 1}
-
-
-def test_in_overlap_two_batches_are_under_way_and_no_token_is_too_old() -> None:
-    one, scripted, _ = feed(lambda prompt, number: 1, [], schedule=OVERLAP, hold=True)
-    one.turn(0)
-    assert len(scripted.group_ids) == 8, "(max_staleness + 1) batches"
-    late, *others = scripted.group_ids
-    scripted.finish(*others)
-    first = one.take(0)
-    assert late not in [group.group_id for group in first.fresh], "the straggler may be one version late"
-    scripted.version = 1
-    one.turn(1)
-    assert len(scripted.group_ids) == 12
-    oldest = [asking.oldest_version for call in scripted.asked for asking in call]
-    assert oldest == [0] * 8 + [1] * 4, "an asking says what it was admitted for, which an engine may not hold yet"
-    with pytest.raises(AssertionError, match="nobody is making"):
-        one.take(1)  # four are finished, but without the straggler it would become two versions late
-    scripted.finish(late)
-    second = one.take(1)
-    assert late in [group.group_id for group in second.fresh] and len(second.fresh) == 4
-    means = one.tally(second, 1).means()
-    assert means["schedule/staleness/1"] == 1.0 and means["schedule/running_groups"] == 4
-
-
-def test_nothing_is_asked_that_no_step_is_left_for() -> None:
-    one, scripted, _ = feed(lambda prompt, number: 1, [], schedule=OVERLAP, steps=3)
-    for version in range(3):
-        assert len(one.take(version).fresh) == 4
-        scripted.version = version + 1
-        one.turn(version + 1)
-    assert len(scripted.group_ids) == 12 and one.unfinished() == [] and one.admission.outstanding == 0
-
-
-def test_unfinished_prompts_are_asked_first_after_a_restart() -> None:
-    one, _, _ = feed(lambda prompt, number: 1, [], schedule=OVERLAP)
-    one.take(0)
-    waiting = [prompt.prompt_id for prompt in one.unfinished()]
-    assert len(waiting) == 4
-    again, others, _ = feed(lambda prompt, number: 1, [], schedule=OVERLAP)
-    again.sampler.load_state_dict(one.sampler.state_dict())
-    again.begin_after(1, one.unfinished())
-    again.turn(1)
-    assert others.prompt_ids[0][:4] == waiting and len(set(others.prompt_ids[0])) == 8
-
-
-def test_reused_groups_are_part_of_the_batch_and_not_of_what_was_generated() -> None:
-    one, scripted, _ = feed(lambda prompt, number: 1, [], schedule={"reuse_versions": 1, "reuse_share": 0.5})
-    first = one.take(0)
-    scripted.version = 1
-    second = one.take(1)
-    assert (len(first.fresh), len(first.reused)) == (2, 0) and (len(second.fresh), len(second.reused)) == (2, 2)
-    assert {g.group_id for g in second.reused} == {g.group_id for g in first.fresh}
-    assert len(second.trajectories) == 2 * SAMPLES and len(scripted.group_ids) == 4
-    assert one.tally(second, 1).means()["schedule/reused_share"] == 0.5
-
-
 @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
 @pytest.mark.filterwarnings("error")
 def test_rewards_that_are_not_finite_pass_through_tallies_filters_and_files(reward: float, tmp_path: Path) -> None:
@@ -306,87 +148,6 @@ def test_rewards_that_are_not_finite_pass_through_tallies_filters_and_files(rewa
     assert evaluation_tally(made.groups, 0.5, greedy=True).means()["eval/prompts"] == 4
 
 
-def test_a_step_takes_what_is_there_and_what_is_missing_is_missing_later() -> None:
-    """Overlap: two batches are under way, no further prompt may be asked, and six of eight groups are left out."""
-    one, scripted, notes = feed(
-        lambda prompt, number: SAMPLES if number < 6 else 1, ["zero_variance"], schedule=OVERLAP, max_refill_rounds=0,
-        hold=True, steps=2,
-    )  # fmt: skip
-    one.turn(0)
-    scripted.finish(*scripted.group_ids)
-    first = one.take(0)
-    assert (len(first.fresh), len(first.withdrawn)) == (2, 6), "the two that were kept do not wait"
-    assert one.tally(first, 0).means()["rollout/unfilled_groups"] == 2
-    assert "step 1: 2 of 4 groups are missing after 0 further prompts" in notes[0]
-    one.trained(1)
-    second = one.take(1)
-    assert second.finished == [] and one.tally(second, 1).means()["rollout/unfilled_groups"] == 4
-    assert len(scripted.group_ids) == 8 and len(notes) == 1
-
-
-def test_a_step_without_a_single_response_goes_through(tmp_path: Path) -> None:
-    overlap: dict[str, Any] = {"schedule": OVERLAP, "max_refill_rounds": 0, "steps": 2}
-    one, _, _ = feed(lambda prompt, number: 0, ["zero_variance"], **overlap)
-    one.take(0)
-    one.trained(0)
-    nothing = one.take(0)
-    assert nothing.finished == nothing.groups == []
-    means = rollout_tally(nothing.finished, 0.5).merge(one.tally(nothing, 0)).means()
-    assert means["rollout/responses"] == means["reward/errors"] == means["rollout/zero_variance_groups"] == 0
-    assert not {"reward/mean", "reward/error_rate", "rollout/response_tokens_max", "rollout/entropy_nats"} & set(means)
-    config = job(["zero_variance"], **overlap)
-    refuse_failed_rewards(nothing.trajectories, config.reward)
-    updates, tally = prepare_updates(nothing.groups, GRPO(GRPO.Params()), config, 0, lambda _, names: {})
-    assert updates == [] and tally.means()["train/empty_updates"] == config.train.updates_per_step
-    run = RunDirectory.create(tmp_path / "run", to_yaml(config))
-    run.write_metrics(1, {**means, **time_metrics(1.0, {}, 1.0)})
-    run.write_samples(1, nothing.trajectories)
-    assert read_samples(run.path, 1) == []
-    assert "rollout/responses" in write_report(run.path).read_text()
-
-
-@settings(max_examples=150, deadline=None)
-@given(data=st.data())
-def test_any_run_in_overlap_bounds_ages_and_accounts_for_every_group(data: st.DataObject) -> None:
-    """Few groups have any signal, they finish in any order, and now and then nothing is trained on."""
-    draw = data.draw
-    staleness, step_prompts = draw(st.sampled_from([1, 2, 3, 5]), "k"), draw(st.integers(1, 5), "B")
-    over_issue = draw(st.sampled_from([0, 0.3, 0.5, 1, staleness]), "over_issue")
-    cap, steps = draw(st.integers(0, 3), "cap"), draw(st.integers(1, 8), "steps")
-    signal, random = draw(st.sampled_from([0.0, 0.1, 0.33, 1.0]), "signal"), draw(st.randoms(use_true_random=False))
-    one, scripted, notes = feed(
-        lambda prompt, number: 1 if random.random() < signal else 0, ["zero_variance"], hold=True, steps=steps,
-        prompts=draw(st.integers(1, 40), "prompts"), step_prompts=step_prompts, max_refill_rounds=cap,
-        schedule={"mode": "overlap", "max_staleness": staleness, "over_issue": over_issue},
-    )  # fmt: skip
-
-    def turn(wait_seconds: float) -> None:
-        """Some finish; at least one where somebody waits for it."""
-        waits = int(wait_seconds > 0 and not scripted._ready)
-        scripted.version = version
-        if held := [group.group_id for group in scripted._held]:
-            scripted.finish(*random.sample(held, random.randint(min(waits, len(held)), len(held))))
-        one.turn(version, 0.0)
-
-    version, trained_groups, missing = 0, 0, 0
-    for _ in range(steps):
-        batch = one.take(version, turn)
-        means = one.tally(batch, version).means()
-        unfilled = means["rollout/unfilled_groups"]
-        assert len(batch.fresh) + unfilled == step_prompts and all(group.trained for group in batch.fresh)
-        assert not (unfilled and means["schedule/ready_groups"]), "a group that is ready waits beside a short step"
-        assert means["rollout/refilled_groups"] <= cap * step_prompts
-        ages = [version - t.versions.min() for group in batch.fresh for t in group.trajectories]
-        assert all(0 <= age <= staleness for age in ages)
-        trained_groups, missing = trained_groups + len(batch.fresh), missing + unfilled
-        turn(0.0)  # while it trains
-        version += bool(batch.fresh)
-        one.trained(version)
-    assert trained_groups + missing == steps * step_prompts
-    assert one.unfinished() == [] and not scripted._held and one.admission.outstanding == 0, "nothing is left over"
-    assert len(notes) == bool(missing)
-
-
 def test_what_was_left_out_is_not_asked_again_after_a_restart() -> None:
     one, scripted, _ = feed(lambda prompt, number: SAMPLES if number == 0 else 1, ["zero_variance"], hold=True)
     one.turn(0)
@@ -396,13 +157,6 @@ def test_what_was_left_out_is_not_asked_again_after_a_restart() -> None:
     one.turn(0)  # asks another
     unfinished = [prompt.prompt_id for prompt in one.unfinished()]
     assert scripted.prompt_ids[0][0] not in unfinished and len(unfinished) == 4
-
-
-def test_waiting_for_nobody_is_an_error() -> None:
-    one, _, _ = feed(lambda prompt, number: 1, [], schedule=OVERLAP)
-    one.turn(0)  # asked and finished under version 0
-    with pytest.raises(AssertionError, match="nothing is under way"):
-        one.take(2)
 
 
 def test_tokens_that_are_too_old_are_refused() -> None:

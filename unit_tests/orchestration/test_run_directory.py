@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 import os
@@ -21,6 +22,7 @@ from orchestration.run_directory import (
     read_metrics,
     read_samples,
     sample_steps,
+    version_runs,
 )
 from rollouts.records import Prompt, Trajectory
 
@@ -106,13 +108,26 @@ def test_a_line_cut_off_by_a_kill_is_left_out(tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    ("versions", "runs"), [([], []), ([3], [[3, 1]]), ([2, 2, 3, 3, 3, 5], [[2, 2], [3, 3], [5, 1]])]
+)
+def test_versions_are_kept_as_runs_of_tokens(versions: list[int], runs: list[list[int]]) -> None:
+    assert version_runs(np.array(versions, dtype=np.int32)) == runs
+
+
+def test_observed_tokens_are_of_no_version(tmp_path: Path) -> None:
+    observed = dataclasses.replace(make_trajectory(), is_action=np.array([True, False]))
+    RunDirectory.create(tmp_path / "a", "").write_samples(1, [observed])
+    assert read_samples(tmp_path / "a", 1)[0]["versions"] == [[3, 1]]
+
+
 def test_samples_come_back_as_written(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "a", "")
     odd = "line\u2028separator \x00 </script> \udc80 é 数"
     run.write_samples(12, [make_trajectory(odd), make_trajectory(reward=None, answer=math.nan)])
     run.write_samples(0, [make_trajectory(answer=np.int64(4))], heldout=True)
     first, second = read_samples(run.path, 12)
-    assert first["response"] == odd and first["advantage"] == 0.5 and first["versions"] == [3, 4]
+    assert first["response"] == odd and first["advantage"] == 0.5 and first["versions"] == [[3, 1], [4, 1]]
     assert first["parts"] == {"last_number": 1.0} and first["prompt"] == "user:\n2 + 2 = ?"
     assert second["reward"] is None and second["error"] == "ValueError: no" and second["answer"] == "NaN"
     assert read_samples(run.path, 0, heldout=True)[0]["answer"] == "4"

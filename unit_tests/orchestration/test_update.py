@@ -6,6 +6,7 @@ import torch
 
 from algs.grpo import GRPO
 from algs.sft import SFT
+from configs.schedule import Schedule
 from configs.schema import RLConfig
 from orchestration.objective import TokenObjective
 from orchestration.rollout_metrics import RewardFailures, refuse_failed_rewards, rollout_tally
@@ -205,3 +206,27 @@ def test_too_many_failed_scores_stop_the_run_with_the_first_error():
     with pytest.raises(RewardFailures, match=r"(?s)1 of 4 .*boom") as caught:
         refuse_failed_rewards(failed, config().reward.model_copy(update={"max_error_rate": 0.2}))
     assert "reward.max_error_rate" in str(caught.value)
+
+
+def test_ages_are_of_the_tokens_in_the_forward_pass_by_one_definition():
+    groups = [group(n, [1.0, 0.0] if n < 3 else [1.0, 1.0], tokens=2 + n) for n in range(4)]
+    for g, versions in zip(groups, ([4, 4], [3, 4, 5], [2, 2, 2, 5], [1] * 5), strict=True):
+        for t in g.trajectories:
+            t.versions = np.array(versions, np.int32)
+    for t in groups[2].trajectories:
+        t.is_action = np.array([False, True, True, True])  # an observation has no age
+    schedule = Schedule(mode="overlap", max_staleness=2, reuse_versions=1, reuse_share=0.25)
+    made = config(updates_per_step=2).model_copy(update={"schedule": schedule})
+    _, tally = prepare_updates(groups, GRPO(GRPO.Params()), made, 5, zeros_frozen)
+    means = tally.means()
+    ages = [1, 1, 2, 1, 0, 3, 3, 0]  # by hand; the last group is paid alike, and in no forward pass
+    assert [means[f"schedule/staleness/{age}"] for age in range(4)] == [ages.count(age) / 8 for age in range(4)]
+    assert means["train/staleness_mean"] == pytest.approx(sum(ages) / 8) and means["train/staleness_max"] == 3
+    assert means["schedule/spanning_share"] == pytest.approx(2 / 3)
+
+
+def test_in_sync_mode_every_token_is_of_the_policy_itself():
+    _, tally = prepare_updates([group(0, [1.0, 0.0])], GRPO(GRPO.Params()), config(), 0, nothing_frozen)
+    means = tally.means()
+    assert means["train/staleness_mean"] == means["train/staleness_max"] == 0
+    assert not [name for name in means if name.startswith("schedule/")]
