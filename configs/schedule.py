@@ -26,8 +26,8 @@ class Schedule(Block):
     in_flight: Literal["recompute", "keep_cache", "drain", "abort"] = Field(
         "recompute",
         description="Responses under way when weights come. recompute: they go on, their cached keys and values made anew. "
-        "keep_cache: they go on with the old ones. drain: they are finished first. abort: they are cut off and go on "
-        "afterwards as new requests.",
+        "keep_cache: they go on with the old ones. drain: they are finished first, those of several turns to the end of the "
+        "turn. abort: they are cut off and go on afterwards as new requests.",
     )
     over_issue: float | None = Field(
         None,

@@ -21,25 +21,36 @@ def with_correction(config: RLConfig) -> RLConfig:
     Left alone: a list of corrections that the user wrote (an empty one too), a method that weighs by mu itself, and the
     engine's log-probabilities as pi_old.
     """
-    if config.schedule.staleness == 0 and config.schedule.reuse_versions == 0:
-        return config
     objective = config.objective
-    if "corrections" in objective.model_fields_set or objective.old_logprobs == "engine":
+    if config.schedule.oldest == 0 or "corrections" in objective.model_fields_set or objective.old_logprobs == "engine":
         return config
+    read = _read(config)
+    if read is not None and "behavior_logprobs" not in read:
+        objective.corrections.append(Corrector.model_validate("token_truncate"))
+    return config
+
+
+def _read(config: RLConfig) -> frozenset[str] | None:
+    """What the method's loss reads. None: it fails, which objective_problems reports, with the line."""
     from algs.probing import reads  # imports torch; --help must not
 
     try:
-        read = reads(algorithm.built(config.algorithm))
-    except Exception:  # noqa: BLE001 a user's method that fails is reported by objective_problems, with its line
-        return config
-    if "behavior_logprobs" not in read:
-        objective.corrections.append(Corrector.model_validate("token_truncate"))
-    return config
+        return reads(algorithm.built(config.algorithm))
+    except Exception:  # noqa: BLE001 a user's method may fail in any way
+        return None
 
 
 def schedule_problems(config: RLConfig) -> Iterator[Problem]:
     """What is wrong with the schedule."""
     schedule, prompts = config.schedule, config.rollout.prompts_per_step
+    if schedule.oldest > 0 and config.objective.old_logprobs == "engine":
+        read = _read(config)
+        if read is not None and not read & {"old_logprobs", "behavior_logprobs"}:
+            yield (
+                "objective.old_logprobs",
+                f"the loss of '{config.algorithm.name}' has no ratio, so engine leaves tokens up to {schedule.oldest} versions "
+                "old uncorrected; use trainer, with objective.corrections (empty only if you mean it)",
+            )
     if schedule.over_issue is not None and schedule.over_issue > schedule.max_staleness:
         yield (
             "schedule.over_issue",
@@ -58,23 +69,31 @@ def schedule_problems(config: RLConfig) -> Iterator[Problem]:
             f"schedule.reuse_versions {schedule.reuse_versions} and schedule.reuse_share {schedule.reuse_share:g} go "
             "together: both above 0, or neither",
         )
-    elif schedule.reuse_share > 0 and not 0 < round(schedule.reuse_share * prompts) < prompts:
+    elif schedule.reuse_share > 0 and not 0 < schedule.reused_groups(prompts) < prompts:
         yield (
             "schedule.reuse_share",
-            f"{schedule.reuse_share:g} of rollout.prompts_per_step {prompts} is {round(schedule.reuse_share * prompts)} "
+            f"{schedule.reuse_share:g} of rollout.prompts_per_step {prompts} is {schedule.reused_groups(prompts)} "
             f"groups; it must be at least 1 and leave at least 1 fresh one",
         )
 
 
 def schedule_warnings(config: RLConfig) -> Iterator[str]:
     """What runs, but probably not as meant."""
-    schedule = config.schedule
+    schedule, objective = config.schedule, config.objective
     if schedule.mode == "sync":
         for key in ONLY_IN_OVERLAP:
             if getattr(schedule, key) != type(schedule).model_fields[key].default:
                 yield f"schedule.{key}: has no effect with schedule.mode sync"
-    elif config.objective.old_logprobs == "engine":
+    read = _read(config) if schedule.oldest > 0 else None
+    if read is None:
+        return
+    if objective.old_logprobs == "engine" and "old_logprobs" in read:
         yield (
-            "objective.old_logprobs: engine with schedule.mode overlap clips against the policy that sampled, up to "
-            f"{schedule.max_staleness} versions old; trainer (with a correction) keeps trust region and staleness apart"
+            "objective.old_logprobs: engine takes the policy that sampled as pi_old, here up to "
+            f"{schedule.oldest} versions old; trainer (with a correction) keeps trust region and staleness apart"
+        )
+    elif objective.old_logprobs == "trainer" and not objective.corrections and "behavior_logprobs" not in read:
+        yield (
+            f"objective.corrections: is empty, so tokens up to {schedule.oldest} versions old count as the policy's own; "
+            "remove the key for token_truncate (a run's own config.yaml has it written out)"
         )

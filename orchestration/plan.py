@@ -21,6 +21,7 @@ from orchestration.cores import CorePlan, core_plan
 from orchestration.devices import DeviceSpec, shares_gpus
 from orchestration.memory_estimate import shown
 from orchestration.preflight import Checked
+from rollouts.admission import Admission
 
 Row = tuple[str, str]
 Section = tuple[str, Iterable[Row]]
@@ -175,11 +176,11 @@ def schedule_row(config: RLConfig) -> str:
     )
     if schedule.mode == "sync":
         return f"sync: generate, train, sync weights, in turn{reused}"
-    ahead = schedule.max_staleness if schedule.over_issue is None else schedule.over_issue
+    most = Admission.of(schedule, prompts).most_outstanding
     together = "in turn, asked ahead" if schedule.pause_while_training else "at the same time"
     return (
         f"overlap: generation and training {together}; tokens at most {schedule.max_staleness} version(s) old, at most "
-        f"{round((1 + ahead) * prompts)} groups under way; when weights come, responses under way: {schedule.in_flight}{reused}"
+        f"{most} groups under way; when weights come, responses under way: {schedule.in_flight}{reused}"
     )
 
 

@@ -19,6 +19,7 @@ from configs.rules import warnings_for
 from configs.schema import EvalConfig, Model, RLConfig
 from orchestration.memory_estimate import MemoryEstimate, SecondModels, estimate, machine_memory, shown
 from orchestration.model_files import ModelFacts, model_facts
+from rollouts.admission import Admission
 
 if TYPE_CHECKING:
     from data_feeds.prompts import PromptSets
@@ -288,10 +289,11 @@ def warnings_about(
     if not isinstance(config, RLConfig):
         return found
     train, rollout = config.train, config.rollout
-    if len(prompts.train) < rollout.prompts_per_step:
+    at_once = Admission.of(config.schedule, rollout.prompts_per_step).most_outstanding
+    if len(prompts.train) < at_once:
         found.append(
-            f"rollout.prompts_per_step: {rollout.prompts_per_step} prompts a step from {len(prompts.train)} training "
-            "prompts: every step asks some twice"
+            f"rollout.prompts_per_step: up to {at_once} groups are under way at once, from {len(prompts.train)} training "
+            "prompts: some prompts are in several of them"
         )
     if rollout.prompts_per_step < rollout.engines:
         found.append(

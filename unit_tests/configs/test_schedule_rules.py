@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from configs import rules
+from algs.probing import reads
+from configs import algorithm, rules
+from configs.algorithm import listed
 from configs.load import ConfigError, load, to_yaml
 from configs.schema import RLConfig
 
@@ -34,6 +38,52 @@ def test_what_the_user_says_about_corrections_stays() -> None:
     assert corrections(config("schedule.mode=overlap", "objective.old_logprobs=engine")) == []
 
 
+OVERLAP = ["schedule.mode=overlap"]
+REUSE = ["schedule.reuse_versions=2", "schedule.reuse_share=0.25"]
+LEARN_FROM_REWARDS = [name for name, entry in listed().items() if entry.has_advantages]
+
+
+@pytest.mark.parametrize("ages", [OVERLAP, REUSE, OVERLAP + REUSE], ids=["overlap", "reuse", "both"])
+@pytest.mark.parametrize("pi_old", ["trainer", "engine"])
+@pytest.mark.parametrize("method", LEARN_FROM_REWARDS)
+def test_every_method_takes_the_age_of_tokens_into_account_or_is_refused(
+    method: str, pi_old: str, ages: list[str]
+) -> None:
+    """By a correction, by reading mu itself, or by a ratio to mu; asked of the loss as it is then configured."""
+    settings = [f"algorithm={{name: {method}}}", f"objective.old_logprobs={pi_old}", *ages]
+    read = reads(algorithm.built(config(settings[0]).algorithm)) & {"old_logprobs", "behavior_logprobs"}
+    if pi_old == "engine" and len(read) != 1:  # there is no ratio to mu, or it would count twice
+        with pytest.raises(ConfigError, match=r"objective\.old_logprobs"):
+            config(*settings)
+        return
+    weighs_by_mu = "behavior_logprobs" in read or pi_old == "engine"
+    assert corrections(config(*settings)) == ([] if weighs_by_mu else ["token_truncate"])
+
+
+@pytest.mark.parametrize("method", ["reinforce", "rloo"])
+def test_methods_without_a_ratio_are_refused_the_engines_log_probabilities(method: str) -> None:
+    with pytest.raises(ConfigError, match=rf"objective.old_logprobs: the loss of '{method}' .* up to 3 .* use trainer"):
+        config(*OVERLAP, *REUSE, "objective.old_logprobs=engine", method=method)
+    config("objective.old_logprobs=engine", method=method)
+
+
+def said(*settings: str, method: str = "grpo") -> list[str]:
+    return [text for text in rules.warnings_for(config(*settings, method=method)) if "versions old" in text]
+
+
+def test_a_list_of_no_corrections_is_warned_about_where_tokens_are_old() -> None:
+    (warning,) = said(*REUSE, "objective.corrections=[]")
+    assert warning.startswith("objective.corrections: is empty, so tokens up to 2 versions old")
+    assert said("objective.corrections=[]") == said(*OVERLAP) == []
+    assert said(*OVERLAP, "objective.corrections=[]", method="p3o") == []
+
+
+def test_a_runs_own_configuration_taken_for_overlap_says_that_nothing_is_corrected(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(to_yaml(config()))
+    again = load(tmp_path / "config.yaml", RLConfig, OVERLAP)
+    assert corrections(again) == [] and any("objective.corrections: is empty" in w for w in rules.warnings_for(again))
+
+
 def test_the_written_configuration_reads_back_alike(tmp_path) -> None:
     found = config("schedule.mode=overlap")
     (tmp_path / "config.yaml").write_text(to_yaml(found))
@@ -61,6 +111,5 @@ def test_schedules_that_make_no_sense_are_refused(settings: list[str], says: str
 def test_keys_without_effect_are_warned_about() -> None:
     warned = rules.warnings_for(config("schedule.in_flight=abort"))
     assert any(text.startswith("schedule.in_flight: has no effect with schedule.mode sync") for text in warned)
-    warned = rules.warnings_for(config("schedule.mode=overlap", "objective.old_logprobs=engine"))
-    assert any("up to 1 versions old" in text for text in warned)
+    assert "takes the policy that sampled as pi_old" in said(*OVERLAP, "objective.old_logprobs=engine")[0]
     assert not [text for text in rules.warnings_for(config("schedule.mode=overlap")) if "schedule" in text]

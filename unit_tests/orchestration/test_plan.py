@@ -87,6 +87,14 @@ def test_placement() -> None:
             ["schedule.mode=overlap", "schedule.max_staleness=2", "schedule.over_issue=0.5"],
             "at most 24 groups under way",
         ),
+        (
+            ["schedule.mode=overlap", "schedule.over_issue=0.5", "rollout.prompts_per_step=5"],
+            "at most 7 groups under way",
+        ),
+        (
+            ["schedule.mode=overlap", "schedule.reuse_versions=2", "schedule.reuse_share=0.25"],
+            "at most 24 groups under way",
+        ),
         (["schedule.reuse_versions=2", "schedule.reuse_share=0.25"], "25% of a batch reused for 2 versions"),
     ],
 )

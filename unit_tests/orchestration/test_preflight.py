@@ -200,7 +200,10 @@ def test_room_for_weights_and_checkpoints(folder: Path, monkeypatch: Any) -> Non
 
 
 def test_warnings_about_data_and_memory(folder: Path, monkeypatch: Any) -> None:
-    assert any("every step asks some twice" in w for w in checked("rollout.prompts_per_step=100").warnings)
+    assert any("up to 100 groups are under way" in w for w in checked("rollout.prompts_per_step=100").warnings)
+    many = ["rollout.prompts_per_step=30", "schedule.max_staleness=3"]
+    assert not any("under way" in w for w in checked(*many).warnings)
+    assert any("up to 120 groups are under way" in w for w in checked(*many, "schedule.mode=overlap").warnings)
     (folder / "rows.jsonl").write_text(
         "".join(json.dumps({"prompt": text, "answer": "1"}) + "\n" for text in ("1", "2", "3", "1 " * 99))
     )
