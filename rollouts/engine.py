@@ -21,6 +21,7 @@ from rollouts.sampling import Sampling
 from rollouts.stopwatch import Stopwatch
 
 InFlight = Literal["recompute", "keep_cache", "drain", "abort"]
+FIRST = -1  # of all priorities: what proves a version is not to wait for responses
 
 
 class WeightLoadError(RuntimeError):
@@ -88,6 +89,8 @@ class VLLMEngine:
             # The log-probabilities of the distribution that was sampled from: after temperature, top-p and top-k.
             "logprobs_mode": "processed_logprobs",
             "enable_prefix_caching": True,
+            # Of the requests that wait, those that may begin under the oldest version first: the trainer needs them first.
+            "scheduling_policy": "priority",
             "worker_extension_cls": "rollouts.weight_receiver.ReceiverExtension",
             "weight_transfer_config": {"backend": "feynrl"},
             "disable_log_stats": True,
@@ -153,7 +156,8 @@ class VLLMEngine:
                     raise WeightLoadError(self._unusable)
                 if self._aborts > aborts:
                     break
-                request, answer = await self._begin(response, response.parameters(step, prompt_id, sample))
+                asked = response.parameters(step, prompt_id, sample)
+                request, answer = await self._begin(response, asked, priority=oldest_version)
             response.add(await self._end(request, answer), self._decode)
         if self._unusable:
             raise WeightLoadError(self._unusable)
@@ -176,11 +180,13 @@ class VLLMEngine:
         async with self._door:
             if self._unusable:
                 raise WeightLoadError(self._unusable)
-            answer = await self._llm.add_request(f"{next(self._numbers)}", prompt, asked, lora_request=self._adapter)
+            answer = await self._llm.add_request(
+                f"{next(self._numbers)}", prompt, asked, lora_request=self._adapter, priority=FIRST
+            )
         found = (await answer.get()).prompt_logprobs[len(context) :]
         return np.asarray([one[token].logprob for one, token in zip(found, given, strict=True)], dtype=np.float32)
 
-    async def _begin(self, response: Response, asked: Any) -> tuple[str, Any]:
+    async def _begin(self, response: Response, asked: Any, priority: int) -> tuple[str, Any]:
         """Hand a request to vLLM; returns its name and where its answer will be."""
         request = f"{next(self._numbers)}"
         prompt = {
@@ -188,7 +194,7 @@ class VLLMEngine:
             "prompt_token_ids": response.context(),
             "cache_salt": f"{self._cache_epoch}",  # of all requests with this beginning, only those with it share blocks
         }
-        answer = await self._llm.add_request(request, prompt, asked, lora_request=self._adapter)
+        answer = await self._llm.add_request(request, prompt, asked, lora_request=self._adapter, priority=priority)
         self._running[request] = _Request(response, self._llm.output_processor.request_states[answer.request_id])
         self._idle.clear()
         return request, answer

@@ -145,6 +145,31 @@ def test_a_response_begins_under_the_version_it_was_admitted_for(versions: Versi
         assert versions.gaps(PROMPT, one).max() < TOLERANCE_NATS
 
 
+def test_who_was_admitted_for_an_older_version_is_served_first(versions: Versions) -> None:
+    """The trainer waits for them first, also when newer ones were asked before and there are more than run at once."""
+    pair = versions.pair
+    more_than_run_at_once = pair.engine.arguments["max_num_seqs"] + 16
+    ended: list[str] = []
+
+    async def respond(name: str, oldest_version: int) -> None:
+        await pair.engine.generate(PROMPT, SHORT, 0, name, 0, oldest_version)
+        ended.append(name)
+
+    async def all_at_once() -> None:
+        await versions.load("recompute")
+        await pair.engine.pause()
+        newer = [asyncio.create_task(respond(f"new{i}", pair.version)) for i in range(more_than_run_at_once)]
+        while len(pair.engine._running) < more_than_run_at_once:
+            await asyncio.sleep(0.01)
+        older = [asyncio.create_task(respond(f"old{i}", pair.version - 1)) for i in range(4)]
+        await asyncio.sleep(0.1)
+        await pair.engine.resume()
+        await asyncio.gather(*newer, *older)
+
+    pair.run(all_at_once())
+    assert not [name for name in ended[-12:] if name.startswith("old")], ended
+
+
 def test_drained_responses_have_one_version(versions: Versions) -> None:
     first = versions.pair.version
     long, short, reports = versions.pair.run(through_three_loads(versions, "drain"))
