@@ -69,9 +69,11 @@ class Trainer:
         self.steps = self.updates = self.skipped_in_a_row = 0
 
     def _engine(self, model: torch.nn.Module) -> Any:
-        settings = self.settings
-        optimizer = torch.optim.AdamW(parameter_groups(model, settings.train), **adamw_arguments(settings.train))
-        config = deepspeed_config(settings.model, settings.train, self.ranks)
+        train = self.settings.train
+        optimizer = torch.optim.AdamW(
+            parameter_groups(model, train), lr=train.learning_rate, betas=train.betas, eps=train.eps, fused=True
+        )
+        config = deepspeed_config(self.settings.model, train, self.ranks)
         return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
 
     @property
@@ -210,7 +212,8 @@ class Trainer:
             return {}
         sums: dict[str, Tensor] = {}
         with torch.no_grad():
-            for prepared in batches:
+            for i, prepared in enumerate(batches):
+                self.pulse.enter(f"step sums, micro-batch {i + 1} of {len(batches)}")
                 tokens = self._policy_tokens(prepared, {})  # a dummy too: under ZeRO-3 its forward pass is a collective
                 if not prepared.is_dummy:
                     for name, values in self.method.step_sums(tokens).items():
@@ -383,10 +386,6 @@ def parameter_groups(policy: torch.nn.Module, train: Optimization) -> list[dict[
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": train.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
-
-
-def adamw_arguments(train: Optimization) -> dict[str, Any]:
-    return {"lr": train.learning_rate, "betas": train.betas, "eps": train.eps, "fused": True}
 
 
 def summed_over_ranks(sums: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
