@@ -157,8 +157,8 @@ METRICS: dict[str, Metric] = {
     ),
     "rollout/discarded_tokens": Metric(
         "tokens",
-        "Tokens that were generated and thrown away: lost with an engine, and their groups asked again. Nothing else is; what "
-        "filters leave out is in rollout/filtered_tokens.",
+        "Tokens that were generated and thrown away: lost with an engine, and their groups asked again. What filters "
+        "leave out is in rollout/filtered_tokens.",
         "Tokens not trained on",
     ),
     "schedule/version": Metric(

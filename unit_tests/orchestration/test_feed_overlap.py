@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,19 @@ def test_in_overlap_two_batches_are_under_way_and_no_token_is_too_old() -> None:
         "schedule/version": 1, "schedule/reused_share": 0, "schedule/ready_groups": 0, "schedule/running_groups": 4,
         "schedule/trainer_wait_seconds": pytest.approx(0, abs=1), "rollout/discarded_tokens": 0,
     }  # fmt: skip
+
+
+def test_what_the_trainer_waits_for_groups_is_counted() -> None:
+    one, scripted, _ = feed(lambda prompt, number: 1, [], schedule=OVERLAP, hold=True)
+
+    def turn(wait_seconds: float) -> None:
+        time.sleep(0.05)
+        scripted.finish(*(group.group_id for group in scripted._held))
+        one.turn(0)
+
+    assert one.tally(one.take(0, turn), 0).means()["schedule/trainer_wait_seconds"] >= 0.05
+    one.trained(0)
+    assert one.tally(one.take(0, turn), 0).means()["schedule/trainer_wait_seconds"] < 0.05, "four had been left"
 
 
 def test_nothing_is_asked_that_no_step_is_left_for() -> None:
@@ -182,6 +196,7 @@ def test_any_run_in_overlap_bounds_ages_and_accounts_for_every_group(data: st.Da
         unfilled = means["rollout/unfilled_groups"]
         assert len(batch.fresh) + unfilled == step_prompts and all(group.trained for group in batch.fresh)
         assert not (unfilled and means["schedule/ready_groups"]), "a group that is ready waits beside a short step"
+        assert batch.fresh or not means["schedule/running_groups"], "a step of nothing, and groups that would have come"
         assert means["rollout/refilled_groups"] <= cap * step_prompts
         ages = [version - t.versions.min() for group in batch.fresh for t in group.trajectories]
         assert all(0 <= age <= staleness for age in ages)
