@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -64,17 +66,20 @@ class TransferGroup:
         self._group.set_timeout(timedelta(seconds=2 * timeout_seconds))  # `finish` comes first, and says more
 
     def broadcast(self, tensor: Tensor) -> Any:
-        """Begin to send (rank 0) or receive into `tensor`; returns what `finish` waits for."""
+        """Begin to send (rank 0) or receive into `tensor`; returns what `finish` waits for. Raises TransferFailed."""
         from torch.distributed import BroadcastOptions
 
         options = BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
-        return self._group.broadcast([tensor], options)
+        with self._breaking_off():
+            if self._group is None:
+                raise RuntimeError("it was left before")
+            return self._group.broadcast([tensor], options)
 
     def finish(self, work: Any) -> None:
         """Wait for a broadcast. Raises TransferFailed: it stood still for too long, or a peer is gone."""
         deadline = time.monotonic() + self.timeout_seconds
-        try:
+        with self._breaking_off():
             while not work.is_completed():
                 if self._group is None:
                     raise RuntimeError("it was left meanwhile")
@@ -82,6 +87,12 @@ class TransferGroup:
                     raise TimeoutError(f"nothing came through for {self.timeout_seconds:g} s")
                 time.sleep(POLL_SECONDS)
             work.wait()
+
+    @contextmanager
+    def _breaking_off(self) -> Iterator[None]:
+        """Errors inside mean that the group is of no more use; NCCL has some as soon as a broadcast begins."""
+        try:
+            yield
         except (RuntimeError, TimeoutError) as error:
             raise TransferFailed(f"{self.name} broke off: {error}") from error
 
