@@ -67,7 +67,7 @@ class Failures(Block):
 
     stall_seconds: float = Field(
         600.0,
-        gt=0,
+        ge=5,
         description="A rank, engine, collective or transfer that has not moved for this long is named, and treated as lost.",
     )
     engine_restarts: int = Field(

@@ -23,6 +23,7 @@ class Sync(Block):
     bucket_mib: float = Field(
         256.0,
         gt=0,
+        le=16384,
         description="With nccl: weights are sent in pieces of about this many MiB; two are held, and one at each engine's "
         "device beside the one being loaded.",
     )

@@ -212,7 +212,8 @@ class TrainerGroup:
 
     def load_state(self, folder: Path) -> None:
         """Go on where `save_state` was called, with ranks that have not trained yet. Raises: ValueError."""
-        self._get([actor.load_state.remote(str(folder)) for actor in self.actors], f"read {folder}")
+        calls = [actor.load_state.remote(str(folder)) for actor in self.actors]
+        self.watch.get(calls, f"read {folder}", self.meanwhile, stall_seconds=START_SECONDS)
 
     def close(self) -> None:
         self._get([actor.close.remote() for actor in self.actors], "close the trainer")

@@ -13,15 +13,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
 
 from orchestration.processes import end_group
 from orchestration.pulse import Beat
 
-BEAT_SECONDS = 2.0  # between two questions
+BEAT_SECONDS = 2.0  # between two questions; less where the time-out is short
 POLL_SECONDS = 0.2  # between two looks at what is waited for
-DEATH_SECONDS = 10.0  # in which the death of one rank is known after another complained about it
-START_SECONDS = 1800.0  # for an actor to start: large models are read from slow disks
+DEATH_SECONDS = 10.0  # in which one rank's death is known, or it would have answered, after another complained about it
+START_SECONDS = 1800.0  # for an actor to start, or to read its state: large models are read from slow disks
+DEATHS = (
+    RayActorError,
+    OutOfMemoryError,
+)  # what Ray raises about an actor that is gone; the latter when Ray itself killed it
 
 
 class Lost(RuntimeError):
@@ -56,14 +60,15 @@ class Member:
         self.beat: Beat | None = None  # the last one
         self._question: Any = None
         self._asked_at = 0.0
+        self._beat_seconds = BEAT_SECONDS
 
-    def look(self) -> None:
-        """Take in an answer, ask again. Raises what the question raised: RayActorError, or Died from within the actor."""
-        now = time.monotonic()
+    def look(self, beat_seconds: float) -> None:
+        """Take in an answer, ask again. Raises what the question raised: one of DEATHS, or Died from within the actor."""
+        now, self._beat_seconds = time.monotonic(), beat_seconds
         if self._question is not None and ray.wait([self._question], timeout=0)[0]:
             question, self._question = self._question, None
             self.beat = ray.get(question)
-        if self._question is None and now - self._asked_at >= BEAT_SECONDS:
+        if self._question is None and now - self._asked_at >= beat_seconds:
             self._question, self._asked_at = self.actor.beat.remote(), now
 
     @property
@@ -83,7 +88,7 @@ class Member:
         """What it is doing, in words."""
         if self.beat is None:
             return f"{self.name} has never answered"
-        if self.silent_seconds > 2 * BEAT_SECONDS:
+        if self.silent_seconds > 2 * self._beat_seconds:
             return f"{self.name} ({self.place}) has not answered for {self.silent_seconds:.0f} s; before that it was in '{self.beat.phase}'"
         return f"{self.name} ({self.place}) has been in '{self.beat.phase}' for {self.beat.still_seconds:.0f} s"
 
@@ -137,8 +142,8 @@ class Watch:
         waits for it next."""
         for member in list(self._members.values()):
             try:
-                member.look()
-            except (RayActorError, RayTaskError) as error:
+                member.look(beat_seconds(self.stall_seconds))
+            except (*DEATHS, RayTaskError) as error:
                 if self._failure(member, error, "ask how it is") is None:
                     raise
 
@@ -175,7 +180,7 @@ class Watch:
         """Lost, when the error means that the actor or a process of it died; None for any other error."""
         if isinstance(error, RayTaskError) and isinstance(error.cause, Died):
             how = str(error.cause)
-        elif isinstance(error, RayActorError) and not getattr(error, "actor_init_failed", False):
+        elif isinstance(error, DEATHS) and not getattr(error, "actor_init_failed", False):
             how = _how_ray_says_it(error)
         else:
             return None
@@ -187,19 +192,19 @@ class Watch:
     def _result(self, future: Any, doing: str) -> Any:
         try:
             return ray.get(future)
-        except (RayActorError, RayTaskError) as error:
+        except (*DEATHS, RayTaskError) as error:
             if (known := self._lost.get(future.task_id().actor_id())) is not None:
                 raise known from error
             member = self._member_of(future)
             if member is None:
                 raise
-            lost = self._failure(member, error, doing) or self._death_behind(member, doing)
+            lost = self._failure(member, error, doing) or self._loss_behind(member, error, doing)
             if lost is None:
                 raise
             raise lost from error
 
-    def _death_behind(self, complaining: Member, doing: str) -> Lost | None:
-        """When one rank dies, the others' collectives fail, and their complaint may come first."""
+    def _loss_behind(self, complaining: Member, complaint: Exception, doing: str) -> Lost | None:
+        """When one rank dies or stands still, the others' collectives fail, and their complaint may come first."""
         ranks = [m for m in self._members.values() if m.lost is TrainerLost]
         others = [m for m in ranks if m is not complaining] if complaining in ranks else []
         questions = {m.actor.beat.remote(): m for m in others}
@@ -209,23 +214,34 @@ class Watch:
                 member = questions.pop(question)
                 try:
                     ray.get(question)
-                except RayActorError as error:
+                except DEATHS as error:
                     return self._failure(member, error, doing)
-        return None
+        silent = list(questions.values())
+        if not silent or not isinstance(getattr(complaint, "cause", None), RuntimeError):  # what collectives fail with
+            return None
+        return self.lose(silent, silent[0].state(), doing)
 
 
 def standing_still(members: Sequence[Member], waited_seconds: float, limit_seconds: float) -> list[Member]:
     """Those to blame. Who does not answer is, before those that answer and do not move: they may be waiting for the former,
     also when its silence is not long enough yet."""
-    suspicious_seconds = max(limit_seconds / 2, min(limit_seconds, 3 * BEAT_SECONDS))
+    suspicious_seconds = max(limit_seconds / 2, 3 * beat_seconds(limit_seconds))
     silent = [m for m in members if m.silent_seconds >= suspicious_seconds]
     if silent:
         return [m for m in silent if m.silent_seconds >= limit_seconds]
     return [m for m in members if m.still_seconds(waited_seconds) >= limit_seconds]
 
 
-def _how_ray_says_it(error: RayActorError) -> str:
+def beat_seconds(limit_seconds: float) -> float:
+    """Between two questions, so that some go unanswered within the time-out before anybody is blamed."""
+    return min(BEAT_SECONDS, limit_seconds / 5)
+
+
+def _how_ray_says_it(error: RayError) -> str:
     """The sentence that matters in Ray's page about a dead actor."""
     text = " ".join(str(error).split())
+    if isinstance(error, OutOfMemoryError):
+        found = re.search(r"OOM kill reason: (.*?)(?: Object store memory usage| *$)", text)
+        return f"Ray killed it because memory ran out: {found.group(1) if found else text[:300]}".rstrip(". ")
     found = re.search(r"Worker exit detail: (.*?)(?: Some common causes| There are some potential| *$)", text)
     return (found.group(1) if found else text[:300]).rstrip(". ")

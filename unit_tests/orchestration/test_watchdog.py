@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orchestration.pulse import IDLE, Beat, Pulse
-from orchestration.watchdog import Member, TrainerLost, standing_still
+from orchestration.watchdog import POLL_SECONDS, Member, TrainerLost, beat_seconds, standing_still
 
 LIMIT = 60.0
 
@@ -38,6 +38,13 @@ def test_who_is_blamed(states: list[tuple[Any, ...]], waited: float, blamed: lis
     """states: name, seconds still, seconds silent; made here, since silence is counted from now."""
     members = [member(*state) for state in states]
     assert [m.name for m in standing_still(members, waited, LIMIT)] == blamed
+
+
+@pytest.mark.parametrize("limit", [5.0, 6.0, 10.0, 600.0, 7200.0])
+def test_who_waits_for_a_frozen_one_is_not_blamed_however_short_the_time_out_is(limit: float) -> None:
+    """The question that stays unanswered is asked one beat after it froze at the latest, and looked for now and then."""
+    silent = limit - beat_seconds(limit) - POLL_SECONDS
+    assert standing_still([member("waits", limit + 0.1), member("frozen", 0, silent)], 10 * limit, limit) == []
 
 
 def test_what_is_said_of_them() -> None:
