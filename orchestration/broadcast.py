@@ -12,7 +12,7 @@ from torch import Tensor
 
 from orchestration.devices import DeviceSpec
 from rollouts.transfer_group import TransferFailed, TransferGroup, listening_socket
-from rollouts.weight_stream import ALIGNMENT_BYTES, BUCKET, END, Header, Placed, checksum, described
+from rollouts.weight_stream import ALIGNMENT_BYTES, BUCKET, END, Header, Placed, bytes_of, checksum, described
 
 MIB = 1024**2
 
@@ -21,11 +21,12 @@ class WeightBroadcaster:
     """Lives on trainer rank 0. `offer` a rendezvous, `join` with those who were told of it, `send` version after version."""
 
     def __init__(self, device: DeviceSpec, bucket_mib: float) -> None:
-        """bucket_mib: two buckets of this size are kept, one being filled while the other is sent; a tensor that is
-        larger travels alone, and makes its bucket as large as itself."""
+        """bucket_mib: two buckets of this size are kept, one being filled while the other is sent, also for the versions that
+        follow; a tensor that is larger travels alone, and makes its bucket as large as itself."""
         self.backend = device.backend
         self.device = torch.device(device.device, torch.cuda.current_device()) if device.device == "cuda" else CPU
         self.bucket_bytes = int(bucket_mib * MIB)
+        self.buffers = self._no_buffers()
         self.group: TransferGroup | None = None
         self._listening: Any = None
 
@@ -55,16 +56,20 @@ class WeightBroadcaster:
         if self.group is None:
             raise TransferFailed("there is no group to send to")
         started = time.monotonic()
-        stream = _Stream(self.group, version, self.bucket_bytes, adapter)
+        stream = _Stream(self.group, self.buffers, version, self.bucket_bytes, adapter)
         try:
             for name, tensor in named_tensors:
                 stream.add(name, tensor.detach())
             stream.end()
         except BaseException:
             stream.under_way.clear()
+            self.buffers = self._no_buffers()  # threads of the broken group may still read the ones there are
             self.close()
             raise
         return {"version": version, "size_bytes": stream.size_bytes, "seconds": time.monotonic() - started}
+
+    def _no_buffers(self) -> list[Tensor]:
+        return [torch.empty(0, dtype=torch.uint8, device=self.device) for _ in range(2)]
 
     def close(self) -> None:
         """Leave the group, and listen no more."""
@@ -82,9 +87,17 @@ CPU = torch.device("cpu")
 class _Stream:
     """One version on its way: two buckets, of which one is filled while the other is sent."""
 
-    def __init__(self, group: TransferGroup, version: int, bucket_bytes: int, adapter: dict[str, Any] | None) -> None:
-        self.group, self.version, self.bucket_bytes, self.adapter = group, version, bucket_bytes, adapter
-        self.buffers = [torch.empty(0, dtype=torch.uint8, device=group.device) for _ in range(2)]
+    def __init__(
+        self,
+        group: TransferGroup,
+        buffers: list[Tensor],
+        version: int,
+        bucket_bytes: int,
+        adapter: dict[str, Any] | None,
+    ) -> None:
+        """buffers: two, which grow as tensors ask for it."""
+        self.group, self.buffers = group, buffers
+        self.version, self.bucket_bytes, self.adapter = version, bucket_bytes, adapter
         self.under_way: list[list[tuple[Any, Tensor]]] = [[], []]  # of each buffer: broadcasts, and what they read
         self.filling = 0
         self.placed: list[Placed] = []
@@ -97,10 +110,9 @@ class _Stream:
             self.flush()
         if not self.placed:
             self._make_room(max(tensor.nbytes, self.bucket_bytes) + ALIGNMENT_BYTES)
-        data = tensor.contiguous().reshape(-1).view(torch.uint8)
+        data = bytes_of(tensor)
         self.buffers[self.filling][self.filled_bytes : self.filled_bytes + len(data)].copy_(data)
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        self.placed.append(Placed(name, dtype, list(tensor.shape), self.filled_bytes))
+        self.placed.append(Placed.of(name, tensor, self.filled_bytes))
         self.filled_bytes += -(-len(data) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         self.filled_elements += tensor.numel()
 

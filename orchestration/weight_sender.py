@@ -6,10 +6,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from configs.sync import SyncMethod
 from orchestration.broadcast import WeightBroadcaster
+from orchestration.device_publisher import DevicePublisher, is_beside_the_only_engine
 from orchestration.devices import DeviceSpec
 from orchestration.weight_sync import WeightPublisher
 from rollouts.transfer_group import TransferFailed
@@ -21,7 +23,7 @@ class WeightSender:
     def __init__(self, method: SyncMethod, folder: Path, device: DeviceSpec) -> None:
         """method: the first to be used, prepared now. folder: of `disk`."""
         self.folder, self.device = folder, device
-        self.publisher: WeightPublisher | None = None
+        self.publisher: WeightPublisher | DevicePublisher | None = None
         self.broadcast: WeightBroadcaster | None = None
         if method != "nccl":
             self._use_file(method)
@@ -43,12 +45,15 @@ class WeightSender:
             return self.broadcast.send(version, named_tensors, adapter)
         return self._use_file(method).publish(version, named_tensors, adapter)
 
-    def _use_file(self, method: SyncMethod) -> WeightPublisher:
+    def _use_file(self, method: SyncMethod) -> WeightPublisher | DevicePublisher:
         assert method != "nccl"
         if self.publisher is None or self.publisher.method != method:
             if self.publisher is not None:
                 self.publisher.close()
-            self.publisher = WeightPublisher(method, self.folder)
+            if method == "direct" and self.device.device == "cuda" and is_beside_the_only_engine():
+                self.publisher = DevicePublisher(torch.device("cuda", torch.cuda.current_device()))
+            else:
+                self.publisher = WeightPublisher(method, self.folder)
         return self.publisher
 
     def broadcaster(self, bucket_mib: float) -> WeightBroadcaster:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -11,7 +12,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from rollouts.weight_stream import ALIGNMENT_BYTES, checksum, digest
+from rollouts.weight_stream import ALIGNMENT_BYTES, Placed, bytes_of, checksum, digest
 
 
 class WeightPublisher:
@@ -45,31 +46,23 @@ class WeightPublisher:
         The version before is gone from here on: engines need it no more once their load returned, and one that is still
         reading it finds that its bytes have changed.
         """
-        names: list[str] = []
-        dtypes: list[str] = []
-        shapes: list[list[int]] = []
-        offsets: list[int] = []
+        placed: list[Placed] = []
         size_bytes = 0
         self._place.begin()
         try:
             for name, tensor in named_tensors:
-                data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-                names.append(name)
-                dtypes.append(str(tensor.dtype).removeprefix("torch."))
-                shapes.append(list(tensor.shape))
-                offsets.append(size_bytes + -size_bytes % ALIGNMENT_BYTES)
-                self._place.put(offsets[-1], data)
-                size_bytes = offsets[-1] + len(data)
+                data = bytes_of(tensor.detach())
+                offset = size_bytes + -size_bytes % ALIGNMENT_BYTES
+                self._place.put(offset, data)
+                placed.append(Placed.of(name, tensor, offset))
+                size_bytes = offset + len(data)
         finally:
             total = self._place.end(size_bytes)
-        assert names, "an update without tensors"
+        assert placed, "an update without tensors"
         return {
             "version": version,
             "path": self._place.path,
-            "names": names,
-            "dtypes": dtypes,
-            "shapes": shapes,
-            "offsets": offsets,
+            "tensors": [asdict(one) for one in placed],
             "size_bytes": size_bytes,
             "checksum": total,
             "adapter": adapter,

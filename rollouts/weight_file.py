@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from vllm.distributed.weight_transfer.base import WeightTransferUpdateInfo
 
-from rollouts.weight_stream import checksum
+from rollouts.weight_stream import Placed, checksum, views
 
 
 @dataclass
@@ -19,10 +19,7 @@ class FileUpdate(WeightTransferUpdateInfo):
 
     version: int
     path: str
-    names: list[str]
-    dtypes: list[str]  # torch names without "torch.", e.g. bfloat16
-    shapes: list[list[int]]
-    offsets: list[int]  # bytes from the start of the file
+    tensors: list[dict[str, Any]]  # where in the file they lie, as `Placed`
     size_bytes: int  # of the whole version
     checksum: int  # of these bytes
     adapter: dict[str, Any] | None = None  # PEFT's configuration when the tensors are an adapter's
@@ -39,17 +36,10 @@ class WeightFile:
     def tensors(self, update: FileUpdate) -> list[tuple[str, Tensor]]:
         """Views into the file. What is made of them counts only if `check` finds nothing afterwards.
 
-        Raises ValueError: the file cannot be mapped, or a name comes twice.
+        Raises ValueError: the file cannot be mapped.
         """
-        if len(set(update.names)) != len(update.names):
-            raise ValueError("a tensor was sent twice")
         self._map(update)
-        named = []
-        for name, dtype, shape, offset in zip(update.names, update.dtypes, update.shapes, update.offsets, strict=True):
-            kind = getattr(torch, dtype)
-            end = offset + torch.Size(shape).numel() * kind.itemsize
-            named.append((name, self._data[offset:end].view(kind).view(shape)))
-        return named
+        return views(self._data, (Placed(**row) for row in update.tensors))
 
     def check(self, update: FileUpdate) -> None:
         """Called when all was copied out of the views: whoever wrote to the file before, or meanwhile, is found out.

@@ -31,6 +31,7 @@ from vllm.model_executor.model_loader.reload.layerwise import (
 )
 
 from rollouts.adapter_receiver import activate, adapter_request, checked_adapter
+from rollouts.device_memory import DeviceUpdate, DeviceVersion
 from rollouts.transfer_group import TransferFailed, TransferGroup
 from rollouts.weight_file import FileUpdate, WeightFile
 from rollouts.weight_stream import Bucket, received
@@ -109,6 +110,10 @@ class WeightReceiver(WeightTransferEngine[JoinGroup, FileUpdate]):
                 update = self.parse_update_info(update_info)
                 self.take(iter([Bucket(self.file.tensors(update), update.adapter)]))
                 self.file.check(update)
+            elif "gpu" in update_info:
+                shared = DeviceVersion(DeviceUpdate(**update_info), self.device)
+                self.take(shared.buckets())
+                shared.check()
             elif self.group is None:
                 raise TransferFailed("this worker is in no weight group")
             else:
@@ -129,6 +134,8 @@ class WeightReceiver(WeightTransferEngine[JoinGroup, FileUpdate]):
         first = next(buckets)
         if first.adapter is not None:
             named = [pair for bucket in chain([first], buckets) for pair in bucket.tensors]
+            if len(dict(named)) != len(named):
+                raise ValueError("a part of the adapter was sent twice")
             self.adapter = checked_adapter(self.model, named, first.adapter)
         elif hasattr(self.model, "lora_manager"):
             raise ValueError("a whole model came to an engine that takes adapters")

@@ -7,7 +7,7 @@ the totals, so that a version is known to be whole. `orchestration.broadcast` se
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, astuple, dataclass
 from typing import Any
@@ -58,6 +58,25 @@ class Placed:
     dtype: str  # torch's name without "torch."
     shape: list[int]
     offset: int  # bytes
+
+    @classmethod
+    def of(cls, name: str, tensor: Tensor, offset: int) -> Placed:
+        return cls(name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), offset)
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
+    """uint8 [N], where the tensor is; a view when that is possible."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def views(data: Tensor, placed: Iterable[Placed]) -> list[tuple[str, Tensor]]:
+    """The tensors that lie in these bytes (uint8 [N])."""
+    named = []
+    for one in placed:
+        dtype = getattr(torch, one.dtype)
+        end = one.offset + torch.Size(one.shape).numel() * dtype.itemsize
+        named.append((one.name, data[one.offset : end].view(dtype).view(one.shape)))
+    return named
 
 
 def described(placed: list[Placed], adapter: dict[str, Any] | None) -> bytes:
@@ -132,9 +151,4 @@ def receive_one(group: TransferGroup, version: int) -> tuple[Header, Bucket | No
     if (found := checksum(data)) != header.checksum:
         raise TransferFailed(f"other bytes came than were sent (checksum {found:x}, sent {header.checksum:x})")
     told = json.loads(bytes(description.tolist()))
-    named = []
-    for placed in (Placed(**row) for row in told["tensors"]):
-        dtype = getattr(torch, placed.dtype)
-        end = placed.offset + torch.Size(placed.shape).numel() * dtype.itemsize
-        named.append((placed.name, data[placed.offset : end].view(dtype).view(placed.shape)))
-    return header, Bucket(named, told["adapter"])
+    return header, Bucket(views(data, (Placed(**row) for row in told["tensors"])), told["adapter"])

@@ -21,6 +21,7 @@ import torch
 from configs.lora import Lora
 from orchestration import broadcast
 from orchestration.broadcast import WeightBroadcaster
+from orchestration.device_publisher import DevicePublisher
 from orchestration.devices import resolve
 from orchestration.lora import adapter_tensors, add_adapters, load_adapter, merged_tensors
 from orchestration.probe import TOLERANCE_BY_DTYPE, ProbeFailed, compare
@@ -68,6 +69,26 @@ def test_an_engine_keeps_nothing_of_the_shared_memory(pair: Pair, publisher: Wei
     publisher.publish(pair.version + 1, published_tensors(random_model(33)))
     assert pair.run(pair.engine._llm.collective_rpc("borrowed")) == [[]]
     assert pair.gap(pair.generate(Sampling(max_new_tokens=24)), 1.0) < 1e-4  # packed weights cannot be looked at
+
+
+def test_an_engine_takes_weights_from_the_memory_of_its_device(pair: Pair, publisher: WeightPublisher) -> None:
+    """The CPU stands for a GPU that it has in common with the trainer."""
+    torch.multiprocessing.set_sharing_strategy("file_system")  # for processes that are not each other's children
+    try:
+        sender = DevicePublisher(torch.device("cpu"), piece_bytes=20_000)
+        pair.model, pair.version = random_model(34), pair.version + 1
+        notice = sender.publish(pair.version, published_tensors(pair.model))
+        assert len(notice["pieces"]) > 3
+        pair.run(pair.engine.load_weights(pair.version, notice))
+        for piece in sender.pieces:
+            piece.data.zero_()
+        assert pair.gap(pair.generate(Sampling(max_new_tokens=24)), 1.0) < 1e-4
+        elsewhere = {**sender.publish(pair.version + 1, published_tensors(pair.model)), "gpu": "GPU-1234"}
+        with pytest.raises(WeightLoadError, match="in the memory of GPU GPU-1234, and this engine is on cpu"):
+            pair.run(pair.engine.load_weights(pair.version + 1, elsewhere))
+    finally:
+        torch.multiprocessing.set_sharing_strategy("file_descriptor")
+    pair.sync(publisher, seed=35)
 
 
 def test_adapters_merged_are_a_whole_model(pair: Pair, publisher: WeightPublisher) -> None:
@@ -190,6 +211,7 @@ def test_a_partial_or_corrupted_update_is_refused(pair: Pair, publisher: WeightP
     version = pair.version + 1
     without_key = [(name, t) for name, t in tensors if "layers.1.self_attn.k_proj" not in name]
     refused(publisher.publish(version, without_key), r"layers\.1\.self_attn\.qkv_proj \(6144 of 8192\)")
+    refused(publisher.publish(version, [*tensors, tensors[-1]]), "was sent twice")
     refused(publisher.publish(version, [*tensors, ("model.layers.0.bogus", torch.zeros(2))]), "bogus")
     corrupted = publisher.publish(version, tensors)
     with open(corrupted["path"], "r+b") as file:

@@ -182,6 +182,7 @@ def test_what_is_not_the_whole_adapter_is_refused(pair: AdapterPair, publisher: 
     version = pair.version + 1
     refused(publisher.publish(version, tensors[:-1], told), "27 tensors came, which are not an A and a B")
     refused(publisher.publish(version, tensors[:-2], told), "for each of 14 layers")
+    refused(publisher.publish(version, [*tensors, tensors[0]], told), "sent twice")
     refused(publisher.publish(version, renamed, told), r"no layer for 2 parts of the adapter: .*w_proj")
     refused(publisher.publish(version, [(n, t[:, :2]) for n, t in tensors], told), "are not of rank 4")
     refused(

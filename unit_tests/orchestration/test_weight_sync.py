@@ -183,10 +183,3 @@ def test_a_file_that_is_not_there_whole_is_refused(tmp_path: Path, change: str) 
         path.write_bytes(path.read_bytes()[:-4])
     with pytest.raises(ValueError, match=REFUSED):
         read(update)
-
-
-def test_a_name_sent_twice_is_refused(tmp_path: Path) -> None:
-    publisher = WeightPublisher("disk", tmp_path / "weights")
-    update = publisher.publish(1, [("a", torch.zeros(2)), ("a", torch.ones(2))])
-    with pytest.raises(ValueError, match="sent twice"):
-        read(update)
