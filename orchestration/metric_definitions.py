@@ -247,7 +247,8 @@ METRICS: dict[str, Metric] = {
     ),
     "time/generate_seconds": Metric(
         "s",
-        "Waiting for the step's groups to be generated; scoring goes on beside it. In overlap: the trainer's waiting.",
+        "Waiting for the step's groups to be generated; scoring goes on beside it. In overlap a part of the trainer's "
+        "waiting for groups, schedule/trainer_wait_seconds.",
         "Seconds per step",
     ),
     "time/reward_seconds": Metric(
@@ -258,7 +259,12 @@ METRICS: dict[str, Metric] = {
     "time/train_seconds": Metric(
         "s", "Advantages, packing, forward, backward and optimizer, until the last rank is done.", "Seconds per step"
     ),
-    "time/sync_seconds": Metric("s", "Sending the new weights and proving them by the probe.", "Seconds per step"),
+    "time/sync_seconds": Metric(
+        "s",
+        "Sending the new weights and proving them by the probe. In overlap: publishing them, after waiting until engines have "
+        "proven the version before.",
+        "Seconds per step",
+    ),
     "time/eval_seconds": Metric("s", "Held-out evaluation.", "Seconds per step"),
     "time/checkpoint_seconds": Metric("s", "Writing a checkpoint.", "Seconds per step"),
     "time/other_seconds": Metric(
