@@ -97,7 +97,7 @@ def test_an_actor_that_ray_ends_because_memory_ran_out_is_lost() -> None:
     code = """
 import ray, pytest
 from orchestration.watchdog import TrainerLost, Watch
-from unit_tests.e2e.test_watchdog import Rank
+from unit_tests.e2e.test_frozen_ranks import Rank
 ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
 watch = Watch(stall_seconds=60.0)
 actor = ray.remote(concurrency_groups={"beat": 1})(Rank).options(num_cpus=0).remote()
