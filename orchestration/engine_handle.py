@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from ray.exceptions import RayTaskError
 
 from orchestration.watchdog import START_SECONDS, EngineLost, Watch
 from rollouts.engine import LoadReport, WeightLoadError
-from rollouts.records import Group
+from rollouts.records import Group, IntArray
 from rollouts.sampling import Sampling
 from rollouts.worker import Asking, Collected
 
@@ -21,6 +21,7 @@ COLLECT_SECONDS = 1.0  # that an engine waits for its first finished group befor
 
 # usable: it holds the current weights, and generates. starting: a new actor starts. started: it needs weights. loading: they come.
 # refused: it did not take weights, and cannot be used until others load.
+Sequences = Sequence[tuple[IntArray, IntArray]]  # prompts and tokens
 State = Literal["usable", "starting", "started", "loading", "refused"]
 
 
@@ -161,12 +162,12 @@ class EngineHandle:
                 raise self.watch.lose([self.member], how, doing) from error
             raise
 
-    def load(self, version: int, update: dict[str, Any], in_flight: str) -> None:
-        """Begin to load weights; a new engine goes on to generate afterwards by itself."""
+    def load(self, version: int, update: dict[str, Any], in_flight: str, to_score: Sequences = ()) -> None:
+        """Begin to load weights; a new engine goes on to generate afterwards by itself. to_score: see VLLMEngine.load_weights."""
         self._was_refused = self.state == "refused"
         if self.state != "usable":
             self.state = "loading"
-        self._changing = self.actor.load_weights.remote(version, update, in_flight)
+        self._changing = self.actor.load_weights.remote(version, update, in_flight, to_score)
 
     def loaded(self, doing: str) -> Any:
         """Wait for the end of `load`; returns the engine's report.

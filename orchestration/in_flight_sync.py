@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import ray
 
 from configs.schema import RLConfig
 from orchestration.frozen import frozen_columns
@@ -22,18 +20,7 @@ from orchestration.probe import compare, tolerance_for
 from orchestration.rollout_group import RolloutGroup
 from orchestration.sync import WeightSync
 from orchestration.trainer_actor import TrainerGroup
-from orchestration.watchdog import EngineLost
 from rollouts.records import FloatArray, Trajectory
-
-
-@dataclasses.dataclass
-class _Proof:
-    """What is still to be shown of a version."""
-
-    version: int
-    tokens: list[Trajectory]
-    expected: list[FloatArray]  # the trainer's log-probabilities, at temperature 1
-    scoring: list[Any] | None = None  # futures of engines' own; None: they are still loading
 
 
 class InFlightSync:
@@ -42,12 +29,12 @@ class InFlightSync:
     def __init__(self, config: RLConfig, weights: WeightSync, trainers: TrainerGroup, rollouts: RolloutGroup) -> None:
         self.config, self.weights, self.trainers, self.rollouts = config, weights, trainers, rollouts
         self.engine_version = 0  # under which what is asked now begins: engines hold it, or it is on its way to them
-        self._proof: _Proof | None = None
+        self._expected: list[FloatArray] | None = None  # of engines, while they load: the trainer's log-probabilities
 
     @property
     def is_settled(self) -> bool:
         """Engines hold what was pushed last, and have proven it."""
-        return self._proof is None
+        return self._expected is None
 
     def push(self, version: int, trajectories: Sequence[Trajectory]) -> Tally:
         """Publish the trainer's weights, score tokens of these trajectories with them, and let engines begin to load. The version
@@ -55,18 +42,16 @@ class InFlightSync:
 
         Raises: SyncError.
         """
-        assert self._proof is None, "the version before is not settled"
+        assert self.is_settled, "the version before is not settled"
         notice, tally = self.weights.publish(version)
-        self.rollouts.begin_load(version, notice)
-        self.engine_version = version
-        longest = self.config.data.max_prompt_tokens + self.config.rollout.max_new_tokens
         sync = self.config.sync
-        tokens = probe_tokens(
-            trajectories, sync.probe_prompts, sync.probe_tokens, longest - 1
-        )  # scoring makes one more
+        longest = self.config.data.max_prompt_tokens + self.config.rollout.max_new_tokens - 1  # scoring makes one more
+        tokens = probe_tokens(trajectories, sync.probe_prompts, sync.probe_tokens, longest)
+        self.rollouts.begin_load(version, notice, [(t.prompt_ids, t.token_ids) for t in tokens])
+        self.engine_version = version
         budget = self.config.train.max_tokens_per_micro_batch
         ours = frozen_columns(self.trainers, tokens, ["old_logprobs"], version, budget, False, temperature=1.0)
-        self._proof = _Proof(version, tokens, ours["old_logprobs"])
+        self._expected = ours["old_logprobs"]
         return tally
 
     def turn(self) -> Tally:
@@ -74,40 +59,24 @@ class InFlightSync:
 
         Raises: ProbeFailed.
         """
-        proof, tally = self._proof, Tally()
-        if proof is None or self.rollouts.is_loading:
+        expected, tally = self._expected, Tally()
+        if expected is None or self.rollouts.is_loading:
             return tally
-        if proof.scoring is None:
-            if reports := self.rollouts.load_reports:
-                tally.maximum("sync/pause_seconds", max(report.pause_seconds for report in reports))
-            asked = [(t.prompt_ids, t.token_ids) for t in proof.tokens]
-            proof.scoring = [actor.score.remote(asked) for actor in self.rollouts.loaded_actors]
-        if ray.wait(proof.scoring, num_returns=len(proof.scoring), timeout=0)[1] if proof.scoring else False:
-            return tally
-        self._proof = None
-        return tally.merge(self._judged(proof))
+        self._expected = None
+        for report in self.rollouts.load_reports:  # an engine that was lost is proven with the next version
+            result = compare(report.scored, expected, tolerance_for(self.config))
+            tally.maximum("sync/pause_seconds", report.pause_seconds)
+            tally.add("sync/probe_gap_mean", result.mean_gap)
+            tally.maximum("sync/probe_gap_max", result.max_gap)
+        return tally
 
     def settle(self) -> Tally:
         """Wait until engines hold what was pushed last. Raises: ProbeFailed, EnginesLost."""
         tally = Tally()
-        while self._proof is not None and self._proof.scoring is None:
+        while not self.is_settled:
             with self.weights.refusals():
                 self.rollouts.wait_a_moment()
             tally.merge(self.turn())
-        proof, self._proof = self._proof, None
-        return tally if proof is None else tally.merge(self._judged(proof))
-
-    def _judged(self, proof: _Proof) -> Tally:
-        assert proof.scoring is not None
-        tally = Tally()
-        for future in proof.scoring:
-            try:
-                (found,) = self.rollouts.watch.get([future], f"prove version {proof.version}")
-            except EngineLost:
-                continue  # it is replaced, and proven with the next version
-            result = compare(found, proof.expected, tolerance_for(self.config))
-            tally.add("sync/probe_gap_mean", result.mean_gap)
-            tally.maximum("sync/probe_gap_max", result.max_gap)
         return tally
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -17,7 +17,7 @@ from orchestration.processes import lead_own_group
 from orchestration.pulse import IDLE, Beat, Pulse
 from orchestration.watchdog import Died
 from rollouts.engine import InFlight, LoadReport, VLLMEngine
-from rollouts.records import FloatArray, IntArray, Prompt, Trajectory
+from rollouts.records import IntArray, Prompt, Trajectory
 from rollouts.sampling import Sampling
 from rollouts.worker import RolloutWorker
 
@@ -69,9 +69,15 @@ class RolloutActor(RolloutWorker):
             await super().start()
 
     @naming_death
-    async def load_weights(self, version: int, update: dict[str, Any], in_flight: InFlight = "recompute") -> LoadReport:
+    async def load_weights(
+        self,
+        version: int,
+        update: dict[str, Any],
+        in_flight: InFlight = "recompute",
+        to_score: Sequence[tuple[IntArray, IntArray]] = (),
+    ) -> LoadReport:
         with self._doing(f"load weights of version {version}"):
-            return await super().load_weights(version, update, in_flight)
+            return await super().load_weights(version, update, in_flight, to_score)
 
     @naming_death
     async def probe(self, prompts: list[Prompt], sampling: Sampling, step: int) -> list[Trajectory]:
@@ -94,11 +100,6 @@ class RolloutActor(RolloutWorker):
     async def wake(self) -> None:
         with self._doing("wake"):
             await super().wake()
-
-    @naming_death
-    async def score(self, sequences: list[tuple[IntArray, IntArray]]) -> list[FloatArray]:
-        with self._doing("score"):
-            return await super().score(sequences)
 
     async def beat(self) -> Beat:
         """How the engine is: still, when it should be generating and no token has come. Scoring has time-outs of its own."""

@@ -15,7 +15,7 @@ from configs.schedule import Failures
 from configs.schema import EvalConfig, RLConfig
 from orchestration.cores import CorePlan
 from orchestration.devices import DeviceSpec, shared_engine
-from orchestration.engine_handle import EngineHandle, message_of, rounds
+from orchestration.engine_handle import EngineHandle, Sequences, message_of, rounds
 from orchestration.metrics import Tally
 from orchestration.placement import shares_its_gpu
 from orchestration.rollout_actor import RolloutActor, engine_arguments
@@ -252,22 +252,18 @@ class RolloutGroup:
             raise refused
         return reports
 
-    def begin_load(self, version: int, update: dict[str, Any]) -> None:
-        """As `load_weights`, without waiting: `collect` sees it through, and raises what it raises."""
+    def begin_load(self, version: int, update: dict[str, Any], to_score: Sequences) -> None:
+        """As `load_weights`, without waiting: `collect` sees it through, and raises what it raises. `load_reports` will have the
+        log-probabilities of what is to be scored."""
         self._update = (version, update)
         for engine in self.engines:
             if engine.is_in_use:
                 engine.report = None
-                engine.load(version, update, self.in_flight)
+                engine.load(version, update, self.in_flight, to_score)
 
     @property
     def is_loading(self) -> bool:
         return any(engine.is_loading for engine in self.engines)
-
-    @property
-    def loaded_actors(self) -> list[Any]:
-        """Of the engines that have taken what `begin_load` began."""
-        return [engine.actor for engine in self.engines if engine.report is not None]
 
     def wait_a_moment(self) -> None:
         """Let a moment pass, and take in what has come: groups stay for `collect`."""

@@ -9,7 +9,7 @@ import asyncio
 import dataclasses
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -36,6 +36,7 @@ class LoadReport:
     drain_seconds: float  # before it, in which running responses were finished and none begun
     requests_in_flight: int  # with tokens already, when generation paused; all of them go on
     tokens_kept: int  # their tokens so far
+    scored: list[FloatArray] = dataclasses.field(default_factory=list)  # [T] of every sequence that was to be scored
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,28 +164,26 @@ class VLLMEngine:
             raise WeightLoadError(self._unusable)
         return response.generation(time.perf_counter() - started)
 
-    async def score(self, prompt_ids: Sequence[int] | IntArray, token_ids: Sequence[int] | IntArray) -> FloatArray:
-        """Log-probabilities, at temperature 1, of tokens that are given after a prompt, under the weights of this moment; no
-        cached key or value is used. [T] float32
-
-        Raises WeightLoadError: the last weight update failed.
-        """
+    async def _begin_score(self, prompt_ids: IntArray, token_ids: IntArray) -> Coroutine[Any, Any, FloatArray]:
+        """Have vLLM score tokens that are given after a prompt, at temperature 1, before anything that waits; no cached key or
+        value is used. Returns what waits for the log-probabilities, [T] float32."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         asked = SamplingParams(
             max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
         )
-        context, given = np.asarray(prompt_ids).tolist(), np.asarray(token_ids).tolist()
-        prompt = {"type": "token", "prompt_token_ids": context + given}
-        async with self._door:
-            if self._unusable:
-                raise WeightLoadError(self._unusable)
-            answer = await self._llm.add_request(
-                f"{next(self._numbers)}", prompt, asked, lora_request=self._adapter, priority=FIRST
-            )
-        found = (await answer.get()).prompt_logprobs[len(context) :]
-        return np.asarray([one[token].logprob for one, token in zip(found, given, strict=True)], dtype=np.float32)
+        given = token_ids.tolist()
+        prompt = {"type": "token", "prompt_token_ids": prompt_ids.tolist() + given}
+        answer = await self._llm.add_request(
+            f"{next(self._numbers)}", prompt, asked, lora_request=self._adapter, priority=FIRST
+        )
+
+        async def found() -> FloatArray:
+            rows = (await answer.get()).prompt_logprobs[len(prompt_ids) :]
+            return np.asarray([row[token].logprob for row, token in zip(rows, given, strict=True)], dtype=np.float32)
+
+        return found()
 
     async def _begin(self, response: Response, asked: Any, priority: int) -> tuple[str, Any]:
         """Hand a request to vLLM; returns its name and where its answer will be."""
@@ -253,12 +252,20 @@ class VLLMEngine:
         if failures:
             raise WeightLoadError(failures[0])
 
-    async def load_weights(self, version: int, update: dict[str, Any], in_flight: InFlight = "recompute") -> LoadReport:
+    async def load_weights(
+        self,
+        version: int,
+        update: dict[str, Any],
+        in_flight: InFlight = "recompute",
+        to_score: Sequence[tuple[IntArray, IntArray]] = (),
+    ) -> LoadReport:
         """Take a version that `WeightPublisher.publish` wrote, or that a trainer broadcasts now. No request begins meanwhile; each one waits.
 
         in_flight: what becomes of running requests, all of which go on under the new weights unless they are drained.
         "recompute": their cached keys and values are made anew. "keep_cache": they keep the old ones, which requests
         that begin later never meet. "drain": they end first. "abort": vLLM forgets them, and they go on as new requests.
+        to_score: prompts and tokens after them whose log-probabilities under the new weights, at temperature 1, prove that the
+        engine holds them; computed before any response begins. Not for a paused engine.
 
         Raises:
             WeightLoadError: it did not load whole; running requests raise it too, and so does `generate` from now on.
@@ -276,7 +283,10 @@ class VLLMEngine:
                 await self._take(version, update, keep_cache=in_flight == "keep_cache")
                 if not self._paused:
                     await self._llm.resume_generation()
-            return LoadReport(time.perf_counter() - began, drain_seconds, len(begun), sum(begun))
+            pause_seconds = time.perf_counter() - began
+            scoring = [await self._begin_score(*sequence) for sequence in to_score]
+        scored = list(await asyncio.gather(*scoring))
+        return LoadReport(pause_seconds, drain_seconds, len(begun), sum(begun), scored)
 
     async def _drain(self) -> float:
         """Let running requests end, with the door closed; returns the seconds it took."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +21,7 @@ from data_feeds.chat import load_tokenizer, render_chat
 from rewards.service import ScoringService
 from rollouts.engine import InFlight, LoadReport, VLLMEngine
 from rollouts.environment import find_environment
-from rollouts.records import FloatArray, Group, IntArray, Prompt, Trajectory
+from rollouts.records import Group, IntArray, Prompt, Trajectory
 from rollouts.response import Generation
 from rollouts.sampling import Sampling
 from rollouts.stopwatch import Stopwatch
@@ -127,10 +128,6 @@ class RolloutWorker:
         calls = (self._trajectory(asking, self._prompt_ids(asking.prompt), 0, sampling, step) for asking in askings)
         return list(await asyncio.gather(*calls))
 
-    async def score(self, sequences: list[tuple[IntArray, IntArray]]) -> list[FloatArray]:
-        """Log-probabilities of given tokens: see VLLMEngine.score. sequences: prompt ids and token ids."""
-        return list(await asyncio.gather(*(self.engine.score(prompt, tokens) for prompt, tokens in sequences)))
-
     async def _asked_group(self, asking: Asking, sampling: Sampling, step: int) -> Group:
         try:
             with self._groups.timing():
@@ -197,8 +194,14 @@ class RolloutWorker:
     async def join_transfer(self, told: dict[str, Any]) -> None:
         await self.engine.join_transfer(told)
 
-    async def load_weights(self, version: int, update: dict[str, Any], in_flight: InFlight = "recompute") -> LoadReport:
-        return await self.engine.load_weights(version, update, in_flight)
+    async def load_weights(
+        self,
+        version: int,
+        update: dict[str, Any],
+        in_flight: InFlight = "recompute",
+        to_score: Sequence[tuple[IntArray, IntArray]] = (),
+    ) -> LoadReport:
+        return await self.engine.load_weights(version, update, in_flight, to_score)
 
     async def sleep(self) -> None:
         await self.engine.sleep()

@@ -49,7 +49,7 @@ class SlowEngine:
         ids = np.full(TOKENS, len(prompt_ids), np.int32)
         return Generation(ids, np.zeros(TOKENS, np.float32), np.asarray(versions, np.int32), "stop", 0.1)
 
-    async def load_weights(self, version: int, update: dict[str, Any], in_flight: str) -> LoadReport:
+    async def load_weights(self, version: int, update: dict[str, Any], in_flight: str, to_score: Any) -> LoadReport:
         self.refusal = update.get("refusal", "")
         if self.refusal:
             raise WeightLoadError(self.refusal)

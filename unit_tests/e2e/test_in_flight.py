@@ -4,7 +4,8 @@ under the weights of the version that the engine says made it."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+import dataclasses
+from collections.abc import Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,12 @@ class Versions:
         self.models: dict[int, LlamaForCausalLM] = {pair.version: pair.model}
         self.coming = [random_model(1000 + pair.version + i) for i in range(LOADS)]
 
-    async def load(self, in_flight: InFlight) -> LoadReport:
+    async def load(self, in_flight: InFlight, to_score: Sequence[tuple[np.ndarray, np.ndarray]] = ()) -> LoadReport:
         pair, version = self.pair, self.pair.version + 1
         pair.model = self.models[version] = self.coming.pop()
         pair.version = version
         update = self.publisher.publish(version, published_tensors(pair.model))
-        return await pair.engine.load_weights(version, update, in_flight)
+        return await pair.engine.load_weights(version, update, in_flight, to_score)
 
     def gaps(self, prompt: list[int], made: Generation) -> np.ndarray:
         """|engine - transformers| of every token under the weights of its version, in nats. [T]"""
@@ -168,6 +169,23 @@ def test_who_was_admitted_for_an_older_version_is_served_first(versions: Version
 
     pair.run(all_at_once())
     assert not [name for name in ended[-12:] if name.startswith("old")], ended
+
+
+@pytest.mark.parametrize("in_flight", ["recompute", "keep_cache", "drain", "abort"])
+def test_the_proof_is_of_the_new_weights(versions: Versions, in_flight: InFlight) -> None:
+    """Tokens that are given with the weights are scored under them, with responses under way and the same prompt in the cache."""
+    pair, given = versions.pair, np.arange(7, 19, dtype=np.int32)
+
+    async def do() -> tuple[list[Generation], LoadReport]:
+        calls = begun(pair, PROMPT, Sampling(max_new_tokens=60), 8)
+        await tokens_later(pair, 20)
+        report = await versions.load(in_flight, [(np.asarray(PROMPT, np.int32), given), (given, given)])
+        return [await call for call in calls], report
+
+    responses, report = pair.run(do())
+    for prompt, scored in zip((PROMPT, given.tolist()), report.scored, strict=True):
+        made = dataclasses.replace(responses[0], token_ids=given)
+        assert np.abs(reference_logprobs(pair.model, prompt, made, 1.0) - scored).max() < TOLERANCE_NATS
 
 
 def test_drained_responses_have_one_version(versions: Versions) -> None:
