@@ -47,9 +47,12 @@ class Rank:
 def started(count: int, watch: Watch) -> tuple[list[Any], list[int]]:
     """Watched ranks, and their processes."""
     actors = [ray.remote(concurrency_groups={"beat": 1})(Rank).options(num_cpus=0).remote() for _ in range(count)]
-    for i, actor in enumerate(actors):
-        watch.add(f"trainer rank {i}", actor, TrainerLost)
-    return actors, watch.get([actor.process.remote() for actor in actors], "start", stall_seconds=120)
+    members = [watch.add(f"trainer rank {i}", actor, TrainerLost) for i, actor in enumerate(actors)]
+    processes = watch.get([actor.process.remote() for actor in actors], "start", stall_seconds=120)
+    while any(member.beat is None for member in members):  # who has never answered is named in other words
+        watch.look()
+        time.sleep(0.1)
+    return actors, processes
 
 
 @pytest.fixture(scope="module")
