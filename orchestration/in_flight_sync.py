@@ -9,6 +9,7 @@ loaded.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -72,11 +73,12 @@ class InFlightSync:
 
     def settle(self) -> Tally:
         """Wait until engines hold what was pushed last. Raises: ProbeFailed, EnginesLost."""
-        tally = Tally()
+        tally, began = Tally(), time.monotonic()
         while not self.is_settled:
             with self.weights.refusals():
                 self.rollouts.wait_a_moment()
             tally.merge(self.turn())
+        tally.total("schedule/trainer_wait_seconds", time.monotonic() - began)
         return tally
 
 

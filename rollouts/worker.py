@@ -43,7 +43,7 @@ class Collected:
     """What `collect` gives back: groups, and counters that only grow. They are also the worker's sign of life."""
 
     groups: list[Group]  # finished since the last call, in order of finishing
-    tokens_generated: int  # by the engine since it started: also of running responses, probes and evaluations
+    tokens_generated: int  # since the engine started, of responses that were asked, running ones too; not of probes
     responses_running: int  # asked, and not yet generated to their end
     groups_running: int  # asked, and not yet finished: their responses run or are being scored
     busy_seconds: float  # with a response running that was asked, and the engine not paused
@@ -70,6 +70,7 @@ class RolloutWorker:
         self.scoring = ScoringService(reward)
         self._responses, self._groups = Stopwatch(self._unpaused_seconds), Stopwatch(self._unpaused_seconds)
         self._under_way: dict[str, asyncio.Task[Group]] = {}  # by group id
+        self._tokens_probed = 0
         self._ended: list[str] = []  # group ids, for `collect`
         self._one_ended = asyncio.Event()
 
@@ -106,7 +107,7 @@ class RolloutWorker:
         self._ended.clear()
         return Collected(
             groups=groups,
-            tokens_generated=self.engine.tokens_generated(),
+            tokens_generated=self.engine.tokens_generated() - self._tokens_probed,
             responses_running=self._responses.running,
             groups_running=self._groups.running,
             busy_seconds=self._responses.seconds(),
@@ -126,7 +127,9 @@ class RolloutWorker:
         """Short unscored continuations under the weights of this moment, for comparison with the trainer."""
         askings = [Asking(f"probe-{i}", prompt, 1) for i, prompt in enumerate(prompts)]
         calls = (self._trajectory(asking, self._prompt_ids(asking.prompt), 0, sampling, step) for asking in askings)
-        return list(await asyncio.gather(*calls))
+        found = list(await asyncio.gather(*calls))
+        self._tokens_probed += sum(t.action_tokens for t in found)
+        return found
 
     async def _asked_group(self, asking: Asking, sampling: Sampling, step: int) -> Group:
         try:
