@@ -180,8 +180,8 @@ METRICS: dict[str, Metric] = {
     ),
     "schedule/trainer_wait_seconds": Metric(
         "s",
-        "Wall-clock in which the trainer waited for the step's groups, until their last score: time/generate_seconds and "
-        "time/reward_seconds without the driver's own work.",
+        "Wall-clock in which the trainer waited for the step's groups, until their last score, and for engines that had not yet "
+        "taken the weights before the newest.",
         "Waiting",
     ),
     "schedule/engine_busy_seconds": Metric(
