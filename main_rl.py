@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from configs.schema import RLConfig
@@ -23,5 +24,11 @@ def run(config: RLConfig, checked: Checked, directory: RunDirectory) -> None:
         write_report(directory.path)  # also of a run that failed or was interrupted
 
 
+def report(path: Path) -> None:
+    from eval.report import write_report
+
+    write_report(path)
+
+
 if __name__ == "__main__":
-    sys.exit(main("main_rl.py", RLConfig, "configs/grpo.yaml", run))
+    sys.exit(main("main_rl.py", RLConfig, "configs/grpo.yaml", run, report=report))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 # Before torch is imported: threads that sleep while they wait, and no more of them than this rank's share of the cores.
@@ -37,5 +38,11 @@ def run(config: SLConfig, checked: SLChecked, directory: RunDirectory) -> None:
             write_report(directory.path)  # also of a run that failed or was interrupted
 
 
+def report(path: Path) -> None:
+    from eval.report import write_report
+
+    write_report(path)
+
+
 if __name__ == "__main__":
-    sys.exit(main("main_sl.py", SLConfig, "configs/sft.yaml", run))
+    sys.exit(main("main_sl.py", SLConfig, "configs/sft.yaml", run, report=report))

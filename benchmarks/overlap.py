@@ -1,16 +1,22 @@
-"""Overlap against sync on a CPU: seconds per step, and wall-clock to a target reward. One core or more for each side.
+"""Overlap against sync on a CPU, one core or more for each side: seconds per step, and wall-clock to a target reward.
 
     python -m benchmarks.overlap [--seeds 0 1 2] [--steps 24] [--target 0.7]
+    python -m benchmarks.overlap --same-work [--trained CHECKPOINT]
 
-Runs the default job three ways for every seed, one after the other:
+Runs the default job for every seed, one run after the other:
   sync     configs/grpo.yaml, trainer and engine in turn, each with its half of the cores: what overlap has to be compared with,
            since on a cluster the two sides have devices of their own
   overlap  configs/grpo_overlap.yaml, the same halves at the same time, max_staleness 1
   shared   sync, each side with all cores: what one machine can also do (only with --shared)
-and prints the mean step against the longer of the two sides' means (aim: at most 1.15), the first two steps and the last left
-out, in which there is nothing to overlap with; and the seconds until the mean reward of five steps reaches the target.
-Evaluations, checkpoints and start-up are left out on all sides. About 3 minutes a run on 2 cores; runs that are there already
-are not run again.
+and prints the mean step against the mean of every step's longer side (aim: at most 1.15; which side that is changes as responses
+get shorter), and the seconds until the mean reward of five steps reaches the target. The first two steps and the last are left
+out, in which there is nothing to overlap with; evaluations, checkpoints and start-up too, on all sides.
+
+A policy that learns with older tokens writes other responses, so that the two modes' steps are not the same work. --same-work
+compares them where they are: 12 steps at a learning rate of nothing, of the model as it comes (16 tokens a response: training is
+the longer side) and of a trained one (3 tokens: generation is). There overlap's step is held against the sides of sync.
+
+About 3 minutes a run on 2 cores, 1 to 2 with --same-work; runs that are there already are not run again.
 """
 
 from __future__ import annotations
@@ -23,7 +29,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestration.run_directory import read_metrics
+from orchestration.run_directory import checkpoints, read_metrics
 
 HALVES = ["placement.trainer_cores={half}", "placement.engine_cores={half}"]
 JOBS = {
@@ -32,6 +38,7 @@ JOBS = {
     "shared": ("configs/grpo.yaml", []),
 }
 SMOOTHED_STEPS = 5
+SAME_WORK_STEPS = 12
 FILLING_STEPS = 2  # until both sides have work
 LEFT_OUT = ("eval", "checkpoint")
 
@@ -43,6 +50,7 @@ class Run:
     step: float  # mean, evaluations and checkpoints left out
     generate: float  # mean; in overlap, of the time in which the engine had a response running
     train: float
+    longer: float  # mean of every step's longer one of the two
     sync: float
     to_target: float | None
     final_reward: float  # mean of the last steps
@@ -61,6 +69,7 @@ class Run:
             step=statistics.fmean(map(step_seconds, steady)),
             generate=statistics.fmean(map(generate_seconds, steady)),
             train=statistics.fmean(row["time/train_seconds"] for row in steady),
+            longer=statistics.fmean(max(generate_seconds(row), row["time/train_seconds"]) for row in steady),
             sync=statistics.fmean(row["time/sync_seconds"] for row in steady),
             to_target=None if reached is None else sum(steps[: reached + 1]),
             final_reward=statistics.fmean(rewards[-SMOOTHED_STEPS:]),
@@ -78,15 +87,14 @@ def generate_seconds(row: dict[str, float]) -> float:
     return row.get("schedule/engine_busy_seconds", row["time/generate_seconds"])
 
 
-def made(kind: str, seed: int, steps: int, out: Path) -> Path:
-    """The folder of a finished run, which is run now if it is not there."""
-    folder = out / f"{kind}_seed{seed}"
+def made(kind: str, seed: int, steps: int, folder: Path, *more: str) -> Path:
+    """The folder of a finished run, which is run now if it is not there. more: settings."""
     if folder.exists() and any(row["step"] == steps for row in read_metrics(folder)):
         return folder
     half = max(1, len(os.sched_getaffinity(0)) // 2)
     config, settings = JOBS[kind]
     command = [sys.executable, "main_rl.py", "--config", config, "--run-dir", str(folder)]
-    for setting in [f"run.seed={seed}", f"train.steps={steps}", "eval.every=0", *settings]:
+    for setting in [f"run.seed={seed}", f"train.steps={steps}", "eval.every=0", *settings, *more]:
         command += ["--set", setting.format(half=half)]
     print(" ".join(command[1:]), flush=True)
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -100,14 +108,50 @@ def main() -> None:
     parser.add_argument("--target", type=float, default=0.7, help="mean reward over 5 steps (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("runs/overlap"), help="default: %(default)s")
     parser.add_argument("--shared", action="store_true", help="also sync on all cores")
+    parser.add_argument("--same-work", action="store_true", help="nothing is learned: the same steps in both modes")
+    parser.add_argument(
+        "--trained", type=Path, help="of --same-work: the trained model (default: of overlap's first seed in --out)"
+    )
     options = parser.parse_args()
+    if options.same_work:
+        same_work(options.out, options.trained or newest_checkpoint(options.out / f"overlap_seed{options.seeds[0]}"))
+        return
     kinds = ["sync", "overlap"] + (["shared"] if options.shared else [])
     runs = {
-        (kind, seed): Run.of(made(kind, seed, options.steps, options.out), options.target)
+        (kind, seed): Run.of(made(kind, seed, options.steps, options.out / f"{kind}_seed{seed}"), options.target)
         for seed in options.seeds
         for kind in kinds
     }
     report(runs, kinds, options.seeds, options.target)
+
+
+def newest_checkpoint(run: Path) -> Path:
+    found = checkpoints(run)
+    if not found:
+        raise SystemExit(f"{run} has no checkpoint; run the seeds first, or say --trained CHECKPOINT")
+    return found[-1]
+
+
+def same_work(out: Path, trained: Path) -> None:
+    """Both modes at a learning rate of nothing."""
+    print("seconds; nothing is learned, so that both modes do the same work")
+    print(
+        "model                         mode      step  generate  train   sync   step / longer side of sync, of its own"
+    )
+    for name, settings in (
+        ("as it comes, long responses", []),
+        ("trained, short responses", [f"model.path={trained}"]),
+    ):
+        runs = {}
+        for kind in ("sync", "overlap"):
+            folder = out / f"same_work_{'trained' if settings else 'base'}_{kind}"
+            still = [*settings, "train.learning_rate=1e-12", "eval.max_prompts=4"]
+            run = runs[kind] = Run.of(made(kind, 0, SAME_WORK_STEPS, folder, *still), target=1.0)
+            sides = f"{run.step / max(runs['sync'].generate, runs['sync'].train):>13.2f} {run.step / run.longer:>12.2f}"
+            print(
+                f"{name:<29} {kind:<8} {run.step:>5.2f} {run.generate:>9.2f} {run.train:>6.2f} {run.sync:>6.2f} {sides}",
+                flush=True,
+            )
 
 
 def report(runs: dict[tuple[str, int], Run], kinds: list[str], seeds: list[int], target: float) -> None:
@@ -121,11 +165,11 @@ def report(runs: dict[tuple[str, int], Run], kinds: list[str], seeds: list[int],
             f"{run.final_reward:>13.3f} {heldout:>9} {run.staleness:>10.2f}"
         )
     for seed in seeds:
-        sync, overlap = runs["sync", seed], runs["overlap", seed]
+        overlap = runs["overlap", seed]
         print(
-            f"seed {seed}: overlap's step / longer of its own sides {overlap.step / max(overlap.generate, overlap.train):.2f}, "
-            f"/ longer of sync's sides {overlap.step / max(sync.generate, sync.train):.2f}, "
-            f"/ sync's step {overlap.step / sync.step:.2f}"
+            f"seed {seed}: overlap's step / every step's longer side {overlap.step / overlap.longer:.2f}, "
+            f"/ the longer of the means {overlap.step / max(overlap.generate, overlap.train):.2f}, "
+            f"/ sync's step {overlap.step / runs['sync', seed].step:.2f}"
         )
         for kind in kinds:
             other = runs[kind, seed]

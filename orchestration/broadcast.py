@@ -12,9 +12,7 @@ from torch import Tensor
 
 from orchestration.devices import DeviceSpec
 from rollouts.transfer_group import TransferFailed, TransferGroup, listening_socket
-from rollouts.weight_stream import ALIGNMENT_BYTES, BUCKET, END, Header, Placed, bytes_of, checksum, described
-
-MIB = 1024**2
+from rollouts.weight_stream import ALIGNMENT_BYTES, BUCKET, END, MIB, Header, Placed, bytes_of, checksum, described, room
 
 
 class WeightBroadcaster:
@@ -51,7 +49,8 @@ class WeightBroadcaster:
         """Broadcast a version to receivers that are waiting for it; arguments as of `WeightPublisher.publish`.
 
         Returns version, size_bytes, and seconds from the first tensor to the last receiver's end.
-        Raises TransferFailed: a receiver is gone or stands still; the group is then of no more use, and is left.
+        Raises TransferFailed: a receiver is gone or stands still, or there is no memory for a bucket; the group is then of no
+        more use, and is left.
         """
         if self.group is None:
             raise TransferFailed("there is no group to send to")
@@ -101,8 +100,8 @@ class _Stream:
         self.under_way: list[list[tuple[Any, Tensor]]] = [[], []]  # of each buffer: broadcasts, and what they read
         self.filling = 0
         self.placed: list[Placed] = []
-        self.filled_bytes = self.filled_elements = 0
-        self.size_bytes = self.tensors = self.elements = 0
+        self.filled_bytes = self.size_bytes = 0
+        self.tensors = self.elements = 0  # that were to be sent
 
     def add(self, name: str, tensor: Tensor) -> None:
         """Put a tensor into the bucket, after sending the bucket when it has no room."""
@@ -114,19 +113,18 @@ class _Stream:
         self.buffers[self.filling][self.filled_bytes : self.filled_bytes + len(data)].copy_(data)
         self.placed.append(Placed.of(name, tensor, self.filled_bytes))
         self.filled_bytes += -(-len(data) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        self.filled_elements += tensor.numel()
+        self.tensors += 1
+        self.elements += tensor.numel()
 
     def flush(self) -> None:
         """Begin to send the bucket, and turn to the other one."""
         data, device = self.buffers[self.filling][: self.filled_bytes], self.group.device
         text = torch.frombuffer(bytearray(described(self.placed, self.adapter)), dtype=torch.uint8)
-        header = self._header(BUCKET, len(text), len(data), checksum(data), len(self.placed), self.filled_elements)
-        parts = [header, text.to(device), data]
+        header = Header(BUCKET, self.version, len(text), checksum(text), len(data), checksum(data))
+        parts = [header.to_tensor(device), text.to(device), data]
         self.under_way[self.filling] = [(self.group.broadcast(part), part) for part in parts]
         self.size_bytes += len(data)
-        self.tensors += len(self.placed)
-        self.elements += self.filled_elements
-        self.placed, self.filled_bytes, self.filled_elements = [], 0, 0
+        self.placed, self.filled_bytes = [], 0
         self.filling = 1 - self.filling
 
     def end(self) -> None:
@@ -134,7 +132,7 @@ class _Stream:
         if self.placed:
             self.flush()
         assert self.tensors, "an update without tensors"
-        last = self._header(END, 0, 0, 0, self.tensors, self.elements)
+        last = Header(END, self.version, tensors=self.tensors, elements=self.elements).to_tensor(self.group.device)
         work = self.group.broadcast(last)
         for i in (self.filling, 1 - self.filling):  # the older one first
             self._wait(i)
@@ -143,12 +141,9 @@ class _Stream:
     def _make_room(self, size: int) -> None:
         self._wait(self.filling)
         if len(self.buffers[self.filling]) < size:
-            self.buffers[self.filling] = torch.empty(size, dtype=torch.uint8, device=self.group.device)
+            self.buffers[self.filling] = room(size, self.group.device)
 
     def _wait(self, i: int) -> None:
         for work, _ in self.under_way[i]:
             self.group.finish(work)
         self.under_way[i] = []
-
-    def _header(self, kind: int, described: int, data: int, total: int, tensors: int, elements: int) -> Tensor:
-        return Header(kind, self.version, described, data, total, tensors, elements).to_tensor(self.group.device)

@@ -25,7 +25,7 @@ from orchestration.rollout_group import RolloutGroup
 from orchestration.run_directory import RunDirectory
 from orchestration.trainer_actor import TrainerGroup
 from orchestration.trainer_settings import TrainerSettings
-from orchestration.watchdog import START_SECONDS, Lost, Watch
+from orchestration.watchdog import START_SECONDS, TrainerLost, Watch
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -80,36 +80,35 @@ def started_actors(
     shared = colocate(config) if isinstance(config, RLConfig) else None
     watch = Watch((config.failures if isinstance(config, RLConfig) else Failures()).stall_seconds)
     with started_ray(), placed(device, ranks, rollout.engines, rollout.tensor_parallel_size, shared) as options:
-        rollouts, starting = RolloutGroup.create(config, device, run, options[ranks:], cores, watch, note)
+        rollouts = RolloutGroup.create(config, device, run, options[ranks:], cores, watch, note)
         trainers = None
         try:
             if rollouts.sleeps:
-                watch.get(starting, "start engines", stall_seconds=START_SECONDS)
+                rollouts.wait_for_all()
                 rollouts.sleep()
-                starting = []
             if isinstance(config, RLConfig):
                 assert method is not None
                 trainers = TrainerGroup.create(device, run, options[:ranks], cores, watch)
                 settings = trainer_settings(config, run)
-                starting = starting + trainers.begin(settings, method, device, config.sync.method, run.path / "sync")
-            watch.get(starting, "start engines and trainer", stall_seconds=START_SECONDS)
+                starting = trainers.begin(settings, method, device, config.sync.method, run.path / "sync")
+                watch.get(starting, "start trainer", rollouts.wait_a_moment, START_SECONDS)
             if rollouts.sleeps:
                 if trainers is not None:
                     trainers.release_memory()
                 rollouts.wake()
+            rollouts.wait_for_all()
             yield Actors(trainers, rollouts, watch)
         except BaseException:  # an error or Ctrl-C: nobody waits for a step that is under way
             rollouts.abandon()
             if trainers is not None:
                 trainers.abandon()
             raise
+        rollouts.close()
         if trainers is not None:
             trainers.meanwhile = None
-        for close in (rollouts.close, trainers.close if trainers is not None else None):
             try:
-                if close is not None:
-                    close()
-            except Lost as lost:  # the work is done: nothing that was to be kept goes with it
+                trainers.close()
+            except TrainerLost as lost:  # the work is done: nothing that was to be kept goes with it
                 note(str(lost))
 
 

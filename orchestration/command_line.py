@@ -37,6 +37,7 @@ def main(
     example: str,
     run: Callable[[Config, Any, RunDirectory], None],
     arguments: Sequence[str] | None = None,
+    report: Callable[[Path], None] | None = None,
 ) -> int:
     """Parse, check, run; returns the exit code.
 
@@ -46,6 +47,7 @@ def main(
         example: the YAML file to show in examples.
         run: does the job in a run directory that was just made, or whose `resumed_from` says where to go on.
         arguments: the command line without the program; None: sys.argv.
+        report: writes the report of a run that is to be resumed and has no step left: it may have been killed before it did.
     """
     parser = _parser(program, schema, example)
     given = parser.parse_args(arguments)
@@ -63,6 +65,8 @@ def main(
         if directory is None:
             directory = _made_run_directory(config)
         elif _took_up_what_is_done(config, checked, directory):
+            if report is not None and is_first_rank():
+                report(directory.path)
             return 0
     except ConfigError as error:
         if is_first_rank():  # all ranks find the same mistakes

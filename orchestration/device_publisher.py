@@ -12,6 +12,7 @@ from torch import Tensor
 
 from orchestration.placement import shares_its_gpu
 from rollouts.device_memory import name_of, shared
+from rollouts.transfer_group import TransferFailed
 from rollouts.weight_stream import ALIGNMENT_BYTES, Placed, bytes_of, checksum
 
 PIECE_BYTES = 256 * 1024**2
@@ -39,8 +40,8 @@ class _Piece:
     def make(cls, size_bytes: int, device: torch.device) -> _Piece:
         try:
             data = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
-        except torch.OutOfMemoryError as error:
-            raise ValueError(
+        except RuntimeError as error:  # torch.OutOfMemoryError is one, and a CPU's allocator raises no other
+            raise TransferFailed(
                 "sync.method direct keeps a copy of the weights on the GPU that trainer and engine share, and there was no "
                 f"room for it; lower placement.engine_memory_share, or use disk ({error})"
             ) from error
@@ -77,7 +78,7 @@ class DevicePublisher:
     ) -> dict[str, Any]:
         """As `WeightPublisher.publish`; the update says where on the GPU the version lies.
 
-        Raises ValueError: there is no room for a copy of the weights.
+        Raises TransferFailed: there is no room for a copy of the weights.
         """
         for piece in self.pieces:
             piece.placed, piece.filled_bytes = [], 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -44,15 +45,15 @@ class EngineHandle:
     """The driver's side of one engine, which may be replaced. `actor` is the present one."""
 
     def __init__(self, name: str, actor_class: Any, arguments: tuple[Any, ...], watch: Watch) -> None:
-        """actor_class: with Ray's options. arguments: of its construction, the log file first."""
+        """Begins to start it. actor_class: with Ray's options. arguments: of its construction, the log file first."""
         self.name, self.watch = name, watch
         self._actor_class, self._arguments = actor_class, arguments
         self.log_file: str = arguments[0]
         self.outstanding: dict[str, Outstanding] = {}  # by group id
         self._was_refused = False
         self._late: list[Group] = []  # came while something else was waited for
+        self._is_first = True  # nothing was lost yet: what keeps it from starting is a mistake in what it was told
         self._create()
-        self.state: State = "usable"  # whoever created it waits for its start
 
     def _create(self) -> None:
         self.actor = self._actor_class.remote(*self._arguments)
@@ -60,7 +61,8 @@ class EngineHandle:
         self._begun: set[str] = set()  # group ids that this actor was asked
         self._asking: list[Any] = []  # calls under way
         self._collecting: Any = None  # the one call of `collect` under way
-        self._changing: Any = None  # the call that brings it to the next state
+        self.state: State = "starting"
+        self._changing: Any = self.actor.start.remote()  # the call that brings it to the next state
         self.counters: Collected | None = None  # of this actor
         self._tokens_delivered = 0  # of this actor, in groups that have come
         self.report: LoadReport | None = None  # of the last load that nobody waited for
@@ -114,16 +116,21 @@ class EngineHandle:
 
         Raises:
             EngineLost: it died, or could not be started again.
-            Any error of an environment.
+            Any error of an environment, or of the first start: of a wrong model, engine argument or reward.
+            WeightLoadError: of a load that nobody waits for.
         """
         self._asking = [call for call in self._asking if not self._was_done(call)]
         if self._collecting is not None and _has_ended(self._collecting):
             self._collect()
         if self._changing is not None and _has_ended(self._changing):
-            report = self._result(self._changing, f"load weights into {self.name}")
-            self._changing = None
+            call, self._changing = self._changing, None
+            try:
+                report = self._result(call, f"{'start' if self.state == 'starting' else 'load weights into'} {self.name}")
+            except WeightLoadError:
+                self.state = "refused"
+                raise
             if self.state == "starting":
-                self.state = "started"
+                self.state, self._is_first = "started", False
             else:
                 self.report = report
                 self.use()
@@ -157,10 +164,10 @@ class EngineHandle:
         try:
             return self.watch.get([call], doing)[0]
         except RayTaskError as error:
-            if self.state in ("starting", "loading"):  # a new actor: whatever it is, it did not get that far
-                how = f"{self.name} did not start again: {message_of(error)}"
-                raise self.watch.lose([self.member], how, doing) from error
-            raise
+            if self.state not in ("starting", "loading") or (self._is_first and not was_killed(error)):
+                raise
+            how = f"{self.name} did not start{'' if self._is_first else ' again'}: {message_of(error)}"
+            raise self.watch.lose([self.member], how, doing) from error
 
     def load(self, version: int, update: dict[str, Any], in_flight: str, to_score: Sequences = ()) -> None:
         """Begin to load weights; a new engine goes on to generate afterwards by itself. to_score: see VLLMEngine.load_weights."""
@@ -201,15 +208,14 @@ class EngineHandle:
         self.watch.refuse_lost(self.member)
         seconds = time.monotonic() - self._since
         if self.state == "starting":
-            self.watch.refuse_stalled([self.member], "start again", seconds, START_SECONDS)
+            self.watch.refuse_stalled([self.member], f"start {self.name}", seconds, START_SECONDS)
         elif self.outstanding or self._changing is not None:
             self.watch.refuse_stalled([self.member], "generate", seconds)
 
     def begin_again(self) -> None:
         """A new actor in the place of one that was ended."""
+        self._is_first = False
         self._create()
-        self.state, self.report = "starting", None
-        self._changing = self.actor.start.remote()
 
     def end(self) -> None:
         """End the actor at once, with its engine and scoring processes."""
@@ -219,6 +225,11 @@ class EngineHandle:
 def message_of(error: Exception) -> str:
     """What was said where it was raised: Ray adds the remote traceback."""
     return str(getattr(error, "cause", error))
+
+
+def was_killed(error: Exception) -> bool:
+    """Whether vLLM did not start because a signal ended its process, which it tells in words: {'EngineCore_DP0': -9}."""
+    return re.search(r"Failed core proc\(s\): \{[^}]*: -\d", str(error)) is not None
 
 
 def _has_ended(call: Any) -> bool:

@@ -3,6 +3,7 @@ over in batches. Sync mode is staleness 0: a step's groups are asked together an
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -138,7 +139,7 @@ class Feed:
         """The last batch is trained on, and the policy is at `version`."""
         self.admission.trained(version)
         at, groups = self._in_training
-        self.reuse.add([group for group in groups if self._has_gradient(group)], at)
+        self.reuse.add([group for group in groups if self._is_of_use_again(group)], at)
 
     def unfinished(self) -> list[Prompt]:
         """Prompts taken from the sampler whose groups are not trained on yet, in order of asking."""
@@ -195,9 +196,12 @@ class Feed:
         """Whether waiting would be for ever: a fault of ours."""
         return self.admission.running == 0 and self._may_ask(version) == 0
 
-    def _has_gradient(self, group: Group) -> bool:
-        """Whether it was in the forward pass, and would be again: not when all its advantages are 0."""
-        return not self._drops_silent or any(t.advantage != 0 for t in group.trained)
+    def _is_of_use_again(self, group: Group) -> bool:
+        """Whether it gave a gradient, and would again: not when all its advantages are 0 and so in no forward pass, and not
+        when one is Inf or NaN, which has its update skipped each time."""
+        found = [t.advantage for t in group.trained]
+        is_sound = all(math.isfinite(advantage) for advantage in found if advantage is not None)
+        return is_sound and not (self._drops_silent and all(advantage == 0 for advantage in found))
 
     def _refuse_old_tokens(self, groups: list[Group], version: int) -> None:
         """The bound that admission keeps by deadlines, of the tokens themselves."""

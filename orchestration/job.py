@@ -25,12 +25,12 @@ from orchestration.metrics import Tally
 from orchestration.nonfinite import NonFiniteError, not_finite_message, skipped_warning
 from orchestration.resume import DriverState, read_reuse, trainer_folder, write_reuse
 from orchestration.rollout_group import MOMENT_SECONDS
-from orchestration.rollout_metrics import RewardFailures, refuse_failed_rewards, rollout_tally
-from orchestration.run_directory import RunDirectory
-from orchestration.sync import WeightSync
+from orchestration.rollout_metrics import refuse_failed_rewards, rollout_tally
+from orchestration.run_directory import RunDirectory, not_hiding
+from orchestration.sync import SyncError, WeightSync
 from orchestration.update import prepare_updates
 from orchestration.watchdog import EnginesLost
-from rollouts.records import Group, Trajectory
+from rollouts.records import Trajectory
 from rollouts.sampling import Sampling
 
 
@@ -57,7 +57,7 @@ class RLJob:
         self.probe_sampling = probe_sampling(config, self.sampling)
         self.version = 0  # of the policy: what the trainer trains
         self.engine_version = 0  # that all engines hold: the policy's but for the time of a sync
-        self._engines_lost: EnginesLost | None = None  # while the trainer was at work
+        self._ending: EnginesLost | SyncError | None = None  # what ends the run, once the trainer is done with its work
         overlaps = config.schedule.mode == "overlap" and config.sync.method != "nccl" and not self.rollouts.sleeps
         self.in_flight = InFlightSync(config, self.weights, self.trainers, self.rollouts) if overlaps else None
         self.first_step = self.trained_steps = 0  # step 0 only looks at what training starts from
@@ -73,11 +73,8 @@ class RLJob:
         self.prove()
         self.trainers.meanwhile = self._meanwhile
 
-    def generate(self, step: int) -> Batch:
-        """The step's groups, whole, scored and filtered: `Group.trained` is what is in the loss.
-
-        Raises: RewardFailures, after keeping the samples that the reward choked on.
-        """
+    def generate(self) -> Batch:
+        """The next step's groups, whole, scored and filtered: `Group.trained` is what is in the loss."""
         with self._phase("generate"):
             scoring_seconds = self.rollouts.scoring_seconds()
             batch = self.feed.take(self.version, self._turn)
@@ -87,31 +84,26 @@ class RLJob:
         self.tally.merge(self.feed.tally(batch, self.version))
         if self.config.data.retire_pass_rate is not None:
             self.tally.total("rollout/retired_prompts", len(self.sampler.retired))
-        try:
-            refuse_failed_rewards(batch.trajectories, self.config.reward)
-        except RewardFailures:
-            self.keep_samples(step, batch.finished)
-            raise
         return batch
 
     def _meanwhile(self) -> None:
         """What the driver does while it waits for trainers: nothing in sync mode, where there is nothing to ask."""
-        if self.config.schedule.mode == "overlap" and self._engines_lost is None:
+        if self.config.schedule.mode == "overlap" and self._ending is None:
             with self._trainer_first():
                 self._turn(0.0)
 
     @contextmanager
     def _trainer_first(self) -> Iterator[None]:
-        """When engines are lost for good inside, the trainer is let finish before it is an error, so that the last checkpoint
-        is of a whole step: that of the batch, which nobody else has any more."""
+        """When engines are lost for good inside, or cannot be brought to new weights, the trainer is let finish before it is an
+        error, so that the last checkpoint is of a whole step: that of the batch, which nobody else has any more."""
         try:
             yield
-        except EnginesLost as lost:
-            self._engines_lost = lost
+        except (EnginesLost, SyncError) as error:
+            self._ending = error
 
-    def _refuse_lost_engines(self) -> None:
-        if self._engines_lost is not None:
-            raise self._engines_lost
+    def _end_if_it_must(self) -> None:
+        if self._ending is not None:
+            raise self._ending
 
     def _turn(self, wait_seconds: float) -> None:
         """Ask, collect, and see a sync through that goes on beside training."""
@@ -126,8 +118,11 @@ class RLJob:
     def train(self, step: int, batch: Batch) -> bool:
         """Update the policy; False when no group had any signal, so that nothing changed.
 
-        Raises: NonFiniteError when too many updates in a row were skipped, after writing a checkpoint.
+        Raises:
+            RewardFailures: the reward choked on too many of the responses.
+            NonFiniteError: too many updates in a row were skipped; there is a checkpoint.
         """
+        refuse_failed_rewards(batch.trajectories, self.config.reward)
         skipped_in_a_row = 0
         with self._phase("train"), self._engines_asleep():
             self._meanwhile()  # engines go on with the next batch
@@ -139,12 +134,14 @@ class RLJob:
                 self.version += 1
             self.feed.trained(self.version)
             self.trained_steps = step
-        self._refuse_lost_engines()
+        self._end_if_it_must()
         if skipped_in_a_row:
             self.console.warning(skipped_warning(step, skipped_in_a_row, self.run))
         if skipped_in_a_row >= self.config.train.max_skipped_in_a_row:
-            self.checkpoint(step)
-            raise NonFiniteError(not_finite_message(step, skipped_in_a_row, self.run))
+            error = NonFiniteError(not_finite_message(step, skipped_in_a_row, self.run))
+            with not_hiding(error):
+                self.checkpoint(step)
+            raise error
         return bool(updates)
 
     @contextmanager
@@ -154,7 +151,7 @@ class RLJob:
             with self._trainer_first():
                 self.rollouts.sleep()
         yield
-        if self.rollouts.sleeps and self._engines_lost is None:
+        if self.rollouts.sleeps and self._ending is None:
             self.trainers.release_memory()
             self.rollouts.wake()
 
@@ -173,7 +170,7 @@ class RLJob:
                 self.tally.merge(
                     self.in_flight.push(self.version, [t for group in batch.groups for t in group.trained])
                 )
-            self._refuse_lost_engines()
+            self._end_if_it_must()
             return
         with self._phase("sync"):
             self.tally.merge(self.weights.push(self.version))
@@ -240,9 +237,16 @@ class RLJob:
         self.tally = Tally()  # of the step that is to come
         self.clock.lap()
 
-    def keep_samples(self, step: int, groups: list[Group]) -> None:
-        """Write what the model wrote and what it was paid."""
-        self.run.write_samples(step, [t for group in groups for t in group.trajectories])
+    @contextmanager
+    def keeping_samples(self, step: int, batch: Batch) -> Iterator[None]:
+        """Writes what the model wrote and what it was paid, after the block; also when it ends in an error."""
+        try:
+            yield
+        except BaseException as error:
+            with not_hiding(error):
+                self.run.write_samples(step, batch.trajectories)
+            raise
+        self.run.write_samples(step, batch.trajectories)
 
     def record(self, step: int) -> dict[str, float]:
         """Write the step's line of metrics and begin the next step."""

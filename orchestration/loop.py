@@ -20,8 +20,9 @@ from orchestration.cluster import started_actors
 from orchestration.console import Console
 from orchestration.job import RLJob
 from orchestration.logs import captured_output
-from orchestration.resume import DriverState, begin_anew, go_back, newest_resumable, owes_evaluation
-from orchestration.run_directory import RunDirectory, checkpoints, read_marker
+from orchestration.resume import DriverState, begin_anew, go_back, newest_resumable, owes_evaluation, way_on
+from orchestration.run_directory import RunDirectory, checkpoints, not_hiding, read_marker
+from orchestration.sync import SyncError
 from orchestration.watchdog import EnginesLost, TrainerLost
 
 WriteReport = Callable[[Path], Path]
@@ -30,7 +31,8 @@ WriteReport = Callable[[Path], Path]
 def run_rl(config: RLConfig, prompts: PromptSets, run: RunDirectory, write_report: WriteReport) -> None:
     """Start everyone who works for the job, and do it; begin again from the last checkpoint when a trainer rank is lost.
 
-    What is worth keeping is in the run directory. Raises: as `drive`, and TrainerLost after failures.job_restarts.
+    What is worth keeping is in the run directory. Raises: as `drive`; TrainerLost after failures.job_restarts, or where the
+    checkpoint holds no state to go on from.
     """
     method = method_for(config)
     with ExitStack() as stack:
@@ -44,7 +46,8 @@ def run_rl(config: RLConfig, prompts: PromptSets, run: RunDirectory, write_repor
             except TrainerLost as lost:
                 checkpoint = newest_resumable(run)
                 if restarts == config.failures.job_restarts or (checkpoint is None and checkpoints(run.path)):
-                    raise  # a checkpoint without a state to go on from (checkpoint.resume_state: false) is not thrown away
+                    allowed = f"failures.job_restarts = {config.failures.job_restarts}"
+                    raise TrainerLost(lost.name, lost.how, f"{lost}. {allowed}. {way_on(run)}") from lost
                 if checkpoint is None:
                     begin_anew(run)
                 else:
@@ -90,6 +93,7 @@ def drive(job: RLJob, write_report: WriteReport) -> None:
         RewardFailures: more responses could not be scored than reward.max_error_rate allows.
         NonFiniteError: too many updates in a row held an Inf or NaN; there is a checkpoint from before them.
         EnginesLost: engines died more often than failures.engine_restarts allows; there is a checkpoint.
+        SyncError: the engines could not be brought to the trainer's weights; likewise.
         TrainerLost: a trainer rank died, or stood still for failures.stall_seconds.
     """
     run, steps = job.run, job.config.train.steps
@@ -98,11 +102,12 @@ def drive(job: RLJob, write_report: WriteReport) -> None:
             do_step(job, step)
             job.console.step(step, job.record(step))
             write_report(run.path)
-    except EnginesLost:
+    except (EnginesLost, SyncError) as error:
         job.trainers.meanwhile = None  # it would meet the lost engine again
         if job.trained_steps > max((read_marker(kept)["step"] for kept in checkpoints(run.path)), default=0):
-            job.checkpoint(job.trained_steps)
-        raise
+            with not_hiding(error):
+                job.checkpoint(job.trained_steps)
+        raise type(error)(f"{error} {way_on(run)}") from error
     before, after = job.accuracies[0], job.accuracies[-1]
     job.console.summary(
         "done",
@@ -121,12 +126,10 @@ def do_step(job: RLJob, step: int) -> None:
     if step == 0:
         job.begin()
     else:
-        batch = job.generate(step)
-        try:
+        batch = job.generate()
+        with job.keeping_samples(step, batch):
             if job.train(step, batch):
                 job.sync(batch)
-        finally:
-            job.keep_samples(step, batch.finished)
     if step == 0 or due(step, config.eval.every, config.train.steps):
         job.evaluate(step)
     if step > 0 and due(step, config.checkpoint.every, config.train.steps):

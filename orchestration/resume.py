@@ -37,9 +37,10 @@ if TYPE_CHECKING:
     from rollouts.records import Group
 
 DRIVER_FILE, TRAINER_FOLDER, REUSE_FILE = "driver.json", "trainer", "reuse.pickle"
-# What may differ between the run and its resumption: where things are and how often something is kept or looked at.
+# What may differ between the run and its resumption: where things are, how often something is kept or looked at, and the way
+# that the same weights take.
 FREE_KEYS = (
-    "run.name", "run.dir", "checkpoint", "failures", "replay", "eval.every", "data.cache_dir",
+    "run.name", "run.dir", "checkpoint", "failures", "replay", "sync", "eval.every", "data.cache_dir",
     "objective.reference_cache_dir",
 )  # fmt: skip
 MACHINE = ("packages", "cpus", "gpus")  # of environment.json: what sums may be rounded differently by
@@ -89,6 +90,16 @@ def newest_resumable(run: RunDirectory) -> Path | None:
     """The run's newest complete checkpoint, when it holds a state to go on from; otherwise None."""
     ours = [path for path in checkpoints(run.path) if read_marker(path)["run_id"] == run.run_id]
     return ours[-1] if ours and (ours[-1] / RESUME / DRIVER_FILE).is_file() else None
+
+
+def way_on(run: RunDirectory) -> str:
+    """For a run that ends before its time: the sentence that says how to go on."""
+    kept = checkpoints(run.path)
+    if not kept:
+        return "There is no checkpoint to go on from."
+    if newest_resumable(run) is None:
+        return f"{kept[-1]} holds its weights, and no state for --resume (checkpoint.resume_state is false)."
+    return f"Go on from {kept[-1]} with --resume."
 
 
 def go_back(run: RunDirectory, checkpoint: Path, config: RLConfig | SLConfig) -> DriverState:

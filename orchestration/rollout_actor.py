@@ -17,6 +17,7 @@ from orchestration.processes import lead_own_group
 from orchestration.pulse import IDLE, Beat, Pulse
 from orchestration.watchdog import Died
 from rollouts.engine import InFlight, LoadReport, VLLMEngine
+from rollouts.load_stamp import LoadStamp
 from rollouts.records import IntArray, Prompt, Trajectory
 from rollouts.sampling import Sampling
 from rollouts.worker import RolloutWorker
@@ -57,9 +58,11 @@ class RolloutActor(RolloutWorker):
         redirect_output_to(log_file)
         self._pulse = Pulse()
         self._duty = "constructing"  # what it does beside generating
-        self._moved: tuple[int, int, int] = (0, 0, 0)  # tokens, responses and groups, when last looked at
+        self._loaded = LoadStamp()
+        self._moved = (0, 0, 0, 0.0)  # tokens, responses, groups, and when weights last came; when last looked at
         self._moves = 0
         super().__init__(VLLMEngine(**engine), tokenizer, reward, environment)
+        self.engine.environment |= self._loaded.environment
         self._still_since = self._unpaused_seconds()
         self._duty = ""
 
@@ -102,11 +105,13 @@ class RolloutActor(RolloutWorker):
             await super().wake()
 
     async def beat(self) -> Beat:
-        """How the engine is: still, when it should be generating and no token has come. Scoring has time-outs of its own."""
+        """How the engine is: still, when it should be generating and no token has come, or loading and no tensor has. Scoring has
+        time-outs of its own."""
         if (how := death_of(self.engine)) is not None:
             raise Died(how)
         started = self._duty not in ("constructing", "start")
-        moved = (self.engine.tokens_generated() if started else 0, self._responses.running, self._groups.running)
+        tokens = self.engine.tokens_generated() if started else 0
+        moved = (tokens, self._responses.running, self._groups.running, self._loaded.seconds)
         is_still = moved == self._moved and (self._duty or self._responses.running)
         if not is_still:
             self._moved, self._moves, self._still_since = moved, self._moves + 1, self._clock()

@@ -68,8 +68,8 @@ class RolloutGroup:
     def create(
         cls, config: RLConfig | EvalConfig, device: DeviceSpec, run: RunDirectory, options: list[dict[str, Any]],
         cores: CorePlan, watch: Watch, note: Callable[[str], None] = print,
-    ) -> tuple[RolloutGroup, list[Any]]:  # fmt: skip
-        """Create one actor per entry of `options` (Ray actor options); returns the group and the start-up futures."""
+    ) -> RolloutGroup:  # fmt: skip
+        """One engine per entry of `options` (Ray actor options), which begin to start; `wait_for_all` sees it through."""
         is_rl = isinstance(config, RLConfig)
         failures = config.failures if isinstance(config, RLConfig) else Failures()
         environment = config.rollout.environment if isinstance(config, RLConfig) else "single_turn"
@@ -87,7 +87,7 @@ class RolloutGroup:
         group.sleeps = any(map(shares_its_gpu, options)) or (
             isinstance(config, RLConfig) and config.schedule.mode == "overlap" and config.schedule.pause_while_training
         )
-        return group, [engine.actor.start.remote() for engine in engines]
+        return group
 
     @property
     def actors(self) -> list[Any]:
@@ -306,6 +306,11 @@ class RolloutGroup:
             except EngineLost as lost:
                 self._replace(engine, lost)
 
+    def wait_for_all(self) -> None:
+        """Until all engines are in use. Raises: what kept one from its first start; EnginesLost."""
+        while not all(engine.is_in_use for engine in self.engines):
+            self._turn(WAIT_SECONDS)
+
     def wait_for_one(self) -> None:
         """Until an engine has started: all may be on their way anew. Raises: EnginesLost."""
         self._started()
@@ -317,10 +322,15 @@ class RolloutGroup:
         return engines
 
     def close(self) -> None:
+        """End the engines in an orderly way; one that is lost meanwhile keeps nobody from it."""
+        closing = [(engine, engine.actor.close.remote()) for engine in self.engines if engine.is_started]
+        for engine, call in closing:
+            try:
+                self.watch.get([call], doing=f"close {engine.name}")
+            except EngineLost as lost:
+                self.note(str(lost))
         for engine in self.engines:
-            if engine.is_started:
-                self.watch.get([engine.actor.close.remote()], doing=f"close {engine.name}")
-            else:
+            if not engine.is_started:
                 engine.end()
 
     def abandon(self) -> None:

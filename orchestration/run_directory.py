@@ -190,6 +190,16 @@ class RunDirectory:
                 shutil.rmtree(path)
 
 
+@contextmanager
+def not_hiding(error: BaseException) -> Iterator[None]:
+    """Inside, something is to be written because of an error. Where the system does not let it, as on a full disk, the error
+    that came first gets a note, and is still the one to be raised."""
+    try:
+        yield
+    except OSError as refusal:
+        error.add_note(f"and what was to be kept could not be written: {refusal}")
+
+
 def sample_record(trajectory: Trajectory) -> dict[str, Any]:
     """What samples/ keeps of a response."""
     t = trajectory

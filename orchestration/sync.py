@@ -58,6 +58,7 @@ class WeightSync:
         self.warn, self.get = warn, get
         self.method: SyncMethod = config.sync.method
         self._connected: list[Any] = []  # the engines' actors in the group
+        self._joined: list[Any] = []  # those that were to be in the last one, whether or not it came together
         self._version: int | None = None  # published last, or broadcast
         self._notice: dict[str, Any] | None = None  # of that version, when it is in a file
 
@@ -171,17 +172,28 @@ class WeightSync:
                 self._connect(list(self.rollouts.actors))
 
     def _connect(self, actors: list[Any]) -> None:
-        """A new group of trainer rank 0 and these engines. Raises TransferFailed, WeightLoadError."""
-        self._connected = []
+        """A new group of trainer rank 0 and these engines. All are heard out: when one dies or stands still, the others complain
+        first.
+
+        Raises EngineLost, TrainerLost; TransferFailed, WeightLoadError: it did not come together though nobody was lost.
+        """
+        self._connected, self._joined = [], actors
         first, workers = self.trainers.actors[0], self.config.rollout.tensor_parallel_size
         (offer,) = self.get([first.offer_transfer.remote(self.config.sync.bucket_mib)], JOINING)
         size = 1 + workers * len(actors)
         timeout_seconds = self.config.failures.stall_seconds / 2  # before the watchdog takes those who wait for lost
         join_seconds = min(JOIN_SECONDS, timeout_seconds)
         told = {**offer, "size": size, "timeout_seconds": timeout_seconds, "join_seconds": join_seconds}
-        joining = [first.join_transfer.remote(offer, size, timeout_seconds, join_seconds)]
-        joining += [a.join_transfer.remote({**told, "first_rank": 1 + workers * i}) for i, a in enumerate(actors)]
-        self.get(joining, JOINING)
+        joining = [a.join_transfer.remote({**told, "first_rank": 1 + workers * i}) for i, a in enumerate(actors)]
+        joining.append(first.join_transfer.remote(offer, size, timeout_seconds, join_seconds))
+        failures: list[Exception] = []
+        for call in joining:
+            try:
+                self.get([call], JOINING)
+            except (EngineLost, *REFUSALS) as error:
+                failures.append(error)
+        for error in sorted(failures, key=lambda error: not isinstance(error, EngineLost)):
+            raise error
         self._connected = actors
 
     def _until_it_works(self, attempt: Callable[[], None], tally: Tally) -> None:
@@ -195,8 +207,8 @@ class WeightSync:
                 self._connected = []
                 self.rollouts.wait_a_moment()  # it is replaced; the others are as good as before
             except REFUSALS as error:
-                members, self._connected = self._connected, []
-                if self.method == "nccl" and members and members != self.rollouts.actors:
+                joined, self._connected = self._joined, []
+                if self.method == "nccl" and joined != self.rollouts.actors:
                     continue  # an engine was lost, and the group with it; the others are as good as before
                 self._fall_back(error)
                 fallbacks += 1
@@ -212,8 +224,8 @@ class WeightSync:
             ) from error
         if self.config.schedule.mode == "overlap":
             raise SyncError(
-                f"{why}. In overlap mode a run does not go on with a slower method by itself; set sync.method: {following} "
-                "or schedule.mode: sync"
+                f"{why}. In overlap mode a run does not go on with a slower method by itself; set sync.method: {following}, "
+                "which --resume takes too, or schedule.mode: sync."
             ) from error
         self.warn(f"{why}. The run goes on with {following}, which is slower; see docs/WEIGHT_SYNC.md")
         self.method = following

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -83,7 +84,7 @@ class TrainerActor:
     def publish(self, version: int, method: SyncMethod) -> dict[str, Any] | None:
         """Gather the weights (all ranks) and bring them to where engines take them (rank 0), which returns the notice.
 
-        Raises TransferFailed, OSError or ValueError: they could not be brought there.
+        Raises TransferFailed or OSError: they could not be brought there.
         """
         self.pulse.enter(f"publish version {version}")
         weights = self.pulse.moved_by(self.trainer.weights())
@@ -146,6 +147,7 @@ class TrainerGroup:
     ) -> TrainerGroup:  # fmt: skip
         """One actor per entry of `options` (Ray actor options), which know one another and have nothing to do yet."""
         environment = environment_for_trainer(device.device, cores.trainer_threads)
+        environment["DEEPSPEED_TIMEOUT"] = str(collective_minutes(watch.stall_seconds))
         actors = []
         for rank, placed in enumerate(options):
             actor = ray.remote(concurrency_groups={"beat": 1})(TrainerActor).options(
@@ -227,3 +229,9 @@ class TrainerGroup:
             self.watch.end(member)
         if self.sync_folder is not None:
             shutil.rmtree(self.sync_folder, ignore_errors=True)
+
+
+def collective_minutes(stall_seconds: float) -> int:
+    """How long a rank waits for the others in a collective before it gives up by itself: longer than the watchdog waits, which
+    names the one to blame. DeepSpeed's own default, ten minutes, would end a slow start-up."""
+    return math.ceil(max(stall_seconds, START_SECONDS) / 60) + 1

@@ -21,7 +21,10 @@ class WeightSender:
     """Lives on trainer rank 0; one per run."""
 
     def __init__(self, method: SyncMethod, folder: Path, device: DeviceSpec) -> None:
-        """method: the first to be used, prepared now. folder: of `disk`."""
+        """method: the first to be used, prepared now. folder: of `disk`.
+
+        Raises ValueError: this machine does not have it.
+        """
         self.folder, self.device = folder, device
         self.publisher: WeightPublisher | DevicePublisher | None = None
         self.broadcast: WeightBroadcaster | None = None
@@ -37,13 +40,17 @@ class WeightSender:
     ) -> dict[str, Any]:
         """As `WeightPublisher.publish` and `WeightBroadcaster.send`, whichever the method asks for.
 
-        Raises what these raise.
+        Raises what these raise; TransferFailed also where the method cannot be had on this machine.
         """
         if method == "nccl":
             if self.broadcast is None:
                 raise TransferFailed("no weight group was offered yet")
             return self.broadcast.send(version, named_tensors, adapter)
-        return self._use_file(method).publish(version, named_tensors, adapter)
+        try:
+            publisher = self._use_file(method)
+        except ValueError as error:
+            raise TransferFailed(str(error)) from error
+        return publisher.publish(version, named_tensors, adapter)
 
     def _use_file(self, method: SyncMethod) -> WeightPublisher | DevicePublisher:
         assert method != "nccl"

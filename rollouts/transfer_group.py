@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 POLL_SECONDS = 0.0005
+GRACE_SECONDS = 1.0  # of gloo, after our own time-out
 GREETING = 20260801  # what rank 0 sends when the group stands; NCCL connects only with the first broadcast
 
 
@@ -63,7 +64,8 @@ class TransferGroup:
         if int(greeting) != GREETING:
             raise TransferFailed(f"rank {rank} heard {int(greeting)} instead of a greeting in {self.name}")
         self.timeout_seconds = timeout_seconds
-        self._group.set_timeout(timedelta(seconds=2 * timeout_seconds))  # `finish` comes first, and says more
+        # `finish` comes first, and says more; then gloo must not be long, because whoever leaves waits for its threads.
+        self._group.set_timeout(timedelta(seconds=timeout_seconds + GRACE_SECONDS))
 
     def broadcast(self, tensor: Tensor) -> Any:
         """Begin to send (rank 0) or receive into `tensor`; returns what `finish` waits for. Raises TransferFailed."""
@@ -97,7 +99,11 @@ class TransferGroup:
             raise TransferFailed(f"{self.name} broke off: {error}") from error
 
     def close(self) -> None:
-        """Leave. Peers in the middle of a broadcast see the connection end when no thread here waits in `finish` any more."""
+        """Leave. Peers in the middle of a broadcast see the connection end when no thread here waits in `finish` any more.
+
+        With gloo a broadcast that a peer does not take part in is waited for, `timeout_seconds` and GRACE_SECONDS from its
+        beginning: a little longer than `finish` did.
+        """
         group, self._group = self._group, None
         if group is not None and self.device.type == "cuda":
             group.abort()  # NCCL's kernels wait for ever otherwise; gloo's threads end with the last reference

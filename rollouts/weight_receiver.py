@@ -32,6 +32,7 @@ from vllm.model_executor.model_loader.reload.layerwise import (
 
 from rollouts.adapter_receiver import activate, adapter_request, checked_adapter
 from rollouts.device_memory import DeviceUpdate, DeviceVersion
+from rollouts.load_stamp import stamping
 from rollouts.transfer_group import TransferFailed, TransferGroup
 from rollouts.weight_file import FileUpdate, WeightFile
 from rollouts.weight_stream import Bucket, received
@@ -78,6 +79,7 @@ class WeightReceiver(WeightTransferEngine[JoinGroup, FileUpdate]):
         self.adapter: LoRAModel | None = None  # checked, to be activated
         self.group: TransferGroup | None = None
         self.file = WeightFile()
+        self.stamped = stamping()
 
     def init_transfer_engine(self, init_info: JoinGroup) -> None:
         """Join a broadcast group in place of the one before."""
@@ -133,7 +135,7 @@ class WeightReceiver(WeightTransferEngine[JoinGroup, FileUpdate]):
         """Load a whole model, or keep a checked adapter for `ReceiverExtension.activate_adapter`. Raises ValueError."""
         first = next(buckets)
         if first.adapter is not None:
-            named = [pair for bucket in chain([first], buckets) for pair in bucket.tensors]
+            named = [pair for bucket in chain([first], buckets) for pair in self.stamped(bucket.tensors)]
             if len(dict(named)) != len(named):
                 raise ValueError("a part of the adapter was sent twice")
             self.adapter = checked_adapter(self.model, named, first.adapter)
@@ -156,7 +158,7 @@ class WeightReceiver(WeightTransferEngine[JoinGroup, FileUpdate]):
                     if name in names:
                         raise ValueError(f"{name} was sent twice")
                     names.add(name)
-                self.model.load_weights(named)
+                self.model.load_weights(self.stamped(named))
             incomplete = incomplete_layers(self.model, except_heads={id(head) for head, _ in self.tied})
         finally:
             finalize_layerwise_reload(self.model, self.model_config)

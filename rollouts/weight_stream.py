@@ -1,7 +1,7 @@
-"""How a policy version travels through a `TransferGroup`: buckets of whole tensors, each with its checksum, then a count.
+"""How a policy version travels through a `TransferGroup`: buckets of whole tensors, each with its checksums, then a count.
 
 A bucket is three broadcasts: a header of fixed size, a description of the tensors, and their bytes. The last header holds
-the totals, so that a version is known to be whole. `orchestration.broadcast` sends; this file receives.
+the totals of what the sender was given, so that a version is known to be whole. `orchestration.broadcast` sends; this file receives.
 """
 
 from __future__ import annotations
@@ -20,20 +20,22 @@ from rollouts.transfer_group import TransferFailed, TransferGroup
 
 ALIGNMENT_BYTES = 64
 ROW_WORDS = 1024
+MIB = 1024**2
 BUCKET, END = 1, 2
 
 
 @dataclass(frozen=True)
 class Header:
-    """Travels as int64. After END the counts are of the whole version, else of this bucket."""
+    """Travels as int64. A bucket's has no counts, the last one nothing but them."""
 
     kind: int  # BUCKET or END
     version: int
-    description_bytes: int
-    data_bytes: int
-    checksum: int
-    tensors: int
-    elements: int
+    description_bytes: int = 0
+    description_checksum: int = 0
+    data_bytes: int = 0
+    data_checksum: int = 0
+    tensors: int = 0  # of the whole version
+    elements: int = 0
 
     def to_tensor(self, device: torch.device) -> Tensor:
         return torch.tensor(astuple(self), dtype=torch.int64, device=device)
@@ -124,8 +126,8 @@ def received(group: TransferGroup, version: int) -> Iterator[Bucket]:
             if bucket is None:
                 break
             coming = pool.submit(receive_one, group, version)
-            tensors += header.tensors
-            elements += header.elements
+            tensors += len(bucket.tensors)
+            elements += sum(tensor.numel() for _, tensor in bucket.tensors)
             yield bucket
     if (tensors, elements) != (header.tensors, header.elements):
         raise TransferFailed(
@@ -142,13 +144,28 @@ def receive_one(group: TransferGroup, version: int) -> tuple[Header, Bucket | No
         raise TransferFailed(f"version {header.version} came, {version} was announced")
     if header.kind == END:
         return header, None
-    description, data = (
-        torch.empty(size, dtype=torch.uint8, device=group.device)
-        for size in (header.description_bytes, header.data_bytes)
-    )
+    description, data = room(header.description_bytes, group.device), room(header.data_bytes, group.device)
     for work in [group.broadcast(description), group.broadcast(data)]:
         group.finish(work)
-    if (found := checksum(data)) != header.checksum:
-        raise TransferFailed(f"other bytes came than were sent (checksum {found:x}, sent {header.checksum:x})")
-    told = json.loads(bytes(description.tolist()))
+    text = description.cpu()
+    refuse_other_bytes("description", checksum(text), header.description_checksum)
+    refuse_other_bytes("tensors", checksum(data), header.data_checksum)
+    told = json.loads(bytes(text.tolist()))
     return header, Bucket(views(data, (Placed(**row) for row in told["tensors"])), told["adapter"])
+
+
+def room(size_bytes: int, device: torch.device) -> Tensor:
+    """Memory of a bucket, uint8 [size_bytes]. Raises TransferFailed: there is none."""
+    try:
+        return torch.empty(size_bytes, dtype=torch.uint8, device=device)
+    except RuntimeError as error:
+        raise TransferFailed(
+            f"no room on {device} for a bucket of {size_bytes / MIB:.0f} MiB (it holds sync.bucket_mib, or one tensor that is "
+            f"larger): {error}"
+        ) from error
+
+
+def refuse_other_bytes(what: str, came: int, sent: int) -> None:
+    """Compares the checksums of a part of a bucket. Raises TransferFailed."""
+    if came != sent:
+        raise TransferFailed(f"other bytes came than were sent (checksum of the {what} {came:x}, sent {sent:x})")

@@ -124,10 +124,16 @@ class RolloutWorker:
         await asyncio.gather(*withdrawn.values(), return_exceptions=True)  # nobody asks for their results any more
 
     async def probe(self, prompts: list[Prompt], sampling: Sampling, step: int) -> list[Trajectory]:
-        """Short unscored continuations under the weights of this moment, for comparison with the trainer."""
+        """Short unscored continuations under the weights of this moment, for comparison with the trainer. The engine alone makes
+        them: no environment hears of them."""
+
+        async def continued(asking: Asking) -> Trajectory:
+            ids, prompt_id = self._prompt_ids(asking.prompt), f"{asking.prompt.prompt_id}#0"
+            made = await self.engine.generate(ids.tolist(), sampling, step=step, prompt_id=prompt_id, sample=0)
+            return _joined(asking, 0, ids, [_Turn(made, "", [])], made.seconds)
+
         askings = [Asking(f"probe-{i}", prompt, 1) for i, prompt in enumerate(prompts)]
-        calls = (self._trajectory(asking, self._prompt_ids(asking.prompt), 0, sampling, step) for asking in askings)
-        found = list(await asyncio.gather(*calls))
+        found = list(await asyncio.gather(*map(continued, askings)))
         self._tokens_probed += sum(t.action_tokens for t in found)
         return found
 

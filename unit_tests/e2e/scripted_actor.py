@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from orchestration.processes import lead_own_group
 from orchestration.pulse import Pulse
 from orchestration.rollout_actor import RolloutActor
 from rollouts.engine import LoadReport, WeightLoadError
+from rollouts.load_stamp import LoadStamp
 from rollouts.response import Generation
 from rollouts.worker import RolloutWorker
 
@@ -25,12 +27,23 @@ class SlowEngine:
 
     _llm = None
 
-    def __init__(self, seconds_per_token: float) -> None:
+    def __init__(self, seconds_per_token: float, starts: str = "", log_file: str = "") -> None:
+        """starts: what becomes of one start after the other, a letter each: h hangs, f fails, what follows succeeds."""
         self.seconds_per_token = seconds_per_token
+        self.starts, self.log = starts, Path(log_file)
         self.version, self.tokens, self.refusal = 0, 0, ""
 
     async def start(self) -> None:
-        pass
+        if not self.starts:
+            return
+        with self.log.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        number = len(self.log.read_text().splitlines())
+        outcome = self.starts[number - 1 : number]
+        if outcome == "h":
+            await asyncio.sleep(1000)
+        if outcome == "f":
+            raise ValueError("there is no such model")
 
     def paused_seconds(self) -> float:
         return 0.0
@@ -57,18 +70,20 @@ class SlowEngine:
         return LoadReport(0.0, 0.0, 0, 0)
 
     async def shutdown(self) -> None:
-        pass
+        self.log.with_suffix(".closed").touch()
 
 
 class ScriptedActor(RolloutActor):
     """Constructed with what the driver's handle gives: the log file first."""
 
-    def __init__(self, log_file: str, model: str, seconds_per_token: float) -> None:
+    def __init__(self, log_file: str, model: str, seconds_per_token: float, starts: str = "") -> None:
         lead_own_group()
-        self._pulse, self._duty, self._moved, self._moves = Pulse(), "", (0, 0, 0), 0
+        self._pulse, self._duty, self._loaded = Pulse(), "", LoadStamp()
+        self._moved, self._moves = (0, 0, 0, 0.0), 0
         self._still_since = time.monotonic()
         reward = Reward.model_validate({"parts": [{"function": "ended"}]})
-        RolloutWorker.__init__(self, SlowEngine(seconds_per_token), Model(path=model), reward, "single_turn")
+        engine = SlowEngine(seconds_per_token, starts, log_file)
+        RolloutWorker.__init__(self, engine, Model(path=model), reward, "single_turn")
 
     async def process(self) -> int:
         return os.getpid()

@@ -20,6 +20,7 @@ from orchestration.watchdog import EnginesLost, Watch
 from rollouts.engine import WeightLoadError
 from rollouts.records import Group, Prompt
 from rollouts.sampling import Sampling
+from unit_tests.e2e.test_failures import is_alive
 
 pytestmark = pytest.mark.e2e
 
@@ -46,7 +47,7 @@ def made(tiny_model: Path, tmp_path: Path) -> Iterator[RolloutGroup]:
         for i, seconds in enumerate((0.05, 0.05, 1.0))
     ]
     group = RolloutGroup(engines, watch, 2, "recompute", note=print)
-    watch.get([actor.start.remote() for actor in group.actors], "start", stall_seconds=300)
+    group.wait_for_all()
     yield group
     group.abandon()
 
@@ -74,6 +75,82 @@ def process_of(engine: EngineHandle) -> int:
 
 def versions_of(group: RolloutGroup) -> list[Any]:
     return ray.get([actor.version.remote() for actor in group.actors])
+
+
+def started(
+    folder: Path, model: Path, starts: tuple[str, ...], restarts: int, stall_seconds: float = 60.0
+) -> tuple[RolloutGroup, list[str]]:
+    """Engines whose first starts go as told (see SlowEngine), on their way; and what is said of them."""
+    from unit_tests.e2e.scripted_actor import ScriptedActor
+
+    watch, notes = Watch(stall_seconds), list[str]()
+    actor_class = ray.remote(ScriptedActor).options(num_cpus=0)
+    engines = [
+        EngineHandle(f"engine {i}", actor_class, (str(folder / f"{i}.log"), str(model), 0.05, outcome), watch)
+        for i, outcome in enumerate(starts)
+    ]
+    return RolloutGroup(engines, watch, restarts, "recompute", notes.append), notes
+
+
+def kill_in_its_start(engine: EngineHandle) -> None:
+    deadline = time.monotonic() + 60
+    while not (log := Path(engine.log_file)).exists() or not log.read_text().endswith("\n"):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    os.kill(int(log.read_text().splitlines()[-1]), signal.SIGKILL)
+
+
+def test_an_engine_lost_in_its_first_start_is_started_again(tiny_model: Path, tmp_path: Path) -> None:
+    group, notes = started(tmp_path, tiny_model, ("ok", "h"), restarts=1)
+    kill_in_its_start(group.engines[1])
+    group.wait_for_all()
+    assert len(notes) == 1 and "engine 1" in notes[0] and "died" in notes[0]
+    assert group.tally().means()["rollout/engine_restarts"] == 1
+    ask(group, "first")
+    assert len(collect_all(group)) == len(PROMPTS)
+    assert all(engine.counters is not None for engine in group.engines), "both made some of them"
+    group.abandon()
+
+
+def test_engines_lost_in_their_first_start_for_good_end_the_run(tiny_model: Path, tmp_path: Path) -> None:
+    group, _ = started(tmp_path, tiny_model, ("h",), restarts=0)
+    kill_in_its_start(group.engines[0])
+    with pytest.raises(EnginesLost, match="start engine 0: engine 0 .*died.*loss number 1"):
+        group.wait_for_all()
+    group.abandon()
+
+
+def test_a_mistake_found_in_the_first_start_ends_the_run_at_once_as_itself(tiny_model: Path, tmp_path: Path) -> None:
+    """It would be found in every further one."""
+    group, notes = started(tmp_path, tiny_model, ("f", "ok"), restarts=2)
+    with pytest.raises(ValueError, match="there is no such model"):
+        group.wait_for_all()
+    assert notes == [] and group.restarts_left == 2
+    group.abandon()
+
+
+def test_a_start_that_follows_a_loss_is_tried_again_whatever_it_says(tiny_model: Path, tmp_path: Path) -> None:
+    """What the lost one held may not be free yet."""
+    group, notes = started(tmp_path, tiny_model, ("hf",), restarts=2)
+    kill_in_its_start(group.engines[0])
+    group.wait_for_all()
+    assert len(notes) == 2 and "engine 0 did not start again: there is no such model" in notes[1]
+    group.abandon()
+
+
+def test_engines_are_closed_also_when_one_is_lost_in_the_end(tiny_model: Path, tmp_path: Path) -> None:
+    group, notes = started(tmp_path, tiny_model, ("ok", "ok", "ok"), restarts=2, stall_seconds=6.0)
+    group.wait_for_all()
+    killed, frozen = (process_of(engine) for engine in group.engines[:2])
+    os.kill(killed, signal.SIGKILL)
+    os.kill(frozen, signal.SIGSTOP)
+    group.close()
+    assert [(tmp_path / f"{i}.closed").exists() for i in range(3)] == [False, False, True]
+    assert len(notes) == 2 and "engine 0" in notes[0] and "engine 1" in notes[1]
+    deadline = time.monotonic() + 20
+    while any(map(is_alive, (killed, frozen))):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
 
 
 def test_a_lost_engines_groups_go_to_the_others_and_the_new_one_gets_the_weights(made: RolloutGroup) -> None:

@@ -98,7 +98,7 @@ def test_a_version_that_did_not_arrive_is_noticed_while_training_goes_on(stack: 
     """Engines are given the weights of before the step under the name of the new ones."""
     with stack.job({"schedule": OVERLAP, "train": {**TRAIN, "learning_rate": 0.01}}) as job:
         assert job.in_flight is not None
-        batch = job.generate(1)
+        batch = job.generate()
         old = job.trainers.publish(1)
         job.train(1, batch)
         job.weights.publish = lambda version: (old, Tally())  # type: ignore[method-assign]

@@ -36,7 +36,7 @@ def two(stack: SharedStack, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     log_file = str(tmp_path_factory.mktemp("second") / "engine_1.log")
     arguments = (log_file, {**engine, "seed": engine["seed"] + 1}, *others)
     second = EngineHandle("engine 1", first._actor_class, arguments, rollouts.watch)
-    rollouts.watch.get([second.actor.start.remote()], "start engine 1", stall_seconds=SECONDS)
+    RolloutGroup([second], rollouts.watch, 0, "recompute", print).wait_for_all()
     rollouts.engines.append(second)
     rollouts.restarts_left = 2
     yield rollouts
@@ -66,7 +66,7 @@ class Made:
 def gaps(job: RLJob) -> list[float]:
     """How far each engine's log-probabilities are from the trainer's, at most."""
     alone = [RolloutGroup([engine], job.rollouts.watch, 0, "recompute", print) for engine in job.rollouts.engines]
-    tallies = [prove(job.trainers, one, job.version, job.probes, job.sampling, job.config) for one in alone]
+    tallies = [prove(job.trainers, one, job.version, job.probes, job.probe_sampling, job.config) for one in alone]
     return [tally.means()["sync/probe_gap_max"] for tally in tallies]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
@@ -24,7 +25,7 @@ from orchestration import broadcast
 from orchestration.broadcast import WeightBroadcaster
 from orchestration.devices import resolve
 from rollouts.transfer_group import TransferFailed, TransferGroup
-from rollouts.weight_stream import Bucket, checksum, received, weighted_sums
+from rollouts.weight_stream import BUCKET, Bucket, Header, checksum, receive_one, received, weighted_sums
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -124,36 +125,69 @@ def test_gathering_goes_on_while_a_bucket_is_sent() -> None:
     joined.close()
 
 
-@pytest.mark.parametrize("wrong", ["byte", "tensor", "elements", "version"])
-def test_what_is_not_as_it_was_sent_is_refused(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    joined = Joined(bucket_mib=0.001, timeout_seconds=1.0)
-    tensors = [(f"{i}", torch.randn(300)) for i in range(4)]
-    version, message = (
-        1,
-        {"byte": "other bytes", "version": "version 1 came, 2 was", "tensor": "3 tensors"}.get(wrong, "900"),
-    )
-    if wrong == "byte":
-        monkeypatch.setattr(broadcast, "checksum", lambda data: checksum(data) + 1)
-    elif wrong == "version":
-        version = 2
-    else:
-        flush = broadcast._Stream.flush
+FOUR = [(f"{i}", torch.full((300,), float(i))) for i in range(4)]  # as many buckets
 
-        def forgetful(stream: Any) -> None:  # the totals count a tensor that is not in its bucket
-            if wrong == "tensor" and stream.placed[0].name == "2":
-                stream.tensors, stream.elements = stream.tensors + 1, stream.elements + stream.filled_elements
-                stream.placed, stream.filled_bytes, stream.filled_elements = [], 0, 0
-            elif wrong == "elements" and stream.placed[0].name == "2":
-                stream.filled_elements -= 300
-                flush(stream)
-                stream.elements += 300
-            else:
-                flush(stream)
 
-        monkeypatch.setattr(broadcast._Stream, "flush", forgetful)
-    joined.pool.submit(joined.sender.send, 1, iter(tensors))
+def refused(joined: Joined, message: str, version: int = 1) -> None:
+    joined.pool.submit(joined.sender.send, 1, iter(FOUR))
     with pytest.raises(TransferFailed, match=message):
         list(received(joined.receivers[0], version))
+    joined.close()
+
+
+def test_another_version_than_was_announced_is_refused() -> None:
+    refused(Joined(bucket_mib=0.001, timeout_seconds=1.0), "version 1 came, 2 was announced", version=2)
+
+
+@pytest.mark.parametrize(("part", "old", "new"), [("description", b'"2"', b'"3"'), ("tensors", b"", b"?")])
+def test_bytes_that_change_on_their_way_are_refused(part: str, old: bytes, new: bytes) -> None:
+    """Also those that say what the others are: here a tensor would get another one's name."""
+    joined = Joined(bucket_mib=0.001, timeout_seconds=1.0)
+    group = joined.sender.group
+    assert group is not None
+    send, sent = group.broadcast, []
+
+    def spoilt(tensor: torch.Tensor) -> Any:
+        sent.append(tensor)
+        if len(sent) == {"description": 8, "tensors": 9}[part]:  # of the third bucket
+            whole = bytes(tensor.tolist())
+            at = whole.index(old)
+            tensor = torch.frombuffer(bytearray(whole[:at] + new + whole[at + len(new) :]), dtype=torch.uint8)
+        return send(tensor)
+
+    group.broadcast = spoilt  # type: ignore[method-assign]
+    refused(joined, f"other bytes came than were sent .checksum of the {part} ")
+
+
+@pytest.mark.parametrize(
+    ("left", "message"), [(None, "3 tensors with 900 elements came of 4 with 1200"), (150, "4 tensors with 1050 elements")]
+)
+def test_tensors_that_were_not_packed_whole_are_missed(
+    left: int | None, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was unpacked is counted, not what the buckets say of themselves."""
+    flush = broadcast._Stream.flush
+
+    def forgetful(stream: Any) -> None:
+        if stream.placed[0].name == "2":
+            stream.placed = [dataclasses.replace(one, shape=[left]) for one in stream.placed if left]
+        flush(stream)
+
+    monkeypatch.setattr(broadcast._Stream, "flush", forgetful)
+    refused(Joined(bucket_mib=0.001, timeout_seconds=1.0), message)
+
+
+def test_a_bucket_that_there_is_no_memory_for_is_a_failed_transfer() -> None:
+    """Which a job recovers from, and which says what to change."""
+    joined = Joined(bucket_mib=2**40)
+    message = r"no room on cpu for a bucket of \d+ MiB \(it holds sync.bucket_mib"
+    group = joined.sender.group
+    assert group is not None
+    group.broadcast(Header(BUCKET, 1, 1, data_bytes=2**60).to_tensor(CPU))
+    with pytest.raises(TransferFailed, match=message):
+        receive_one(joined.receivers[0], 1)
+    with pytest.raises(TransferFailed, match=message):
+        joined.sender.send(2, FOUR)
     joined.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -113,9 +114,10 @@ def test_each_update_of_a_step_gets_its_share_of_reused_groups(fresh: int, reuse
 
 
 def test_groups_that_gave_no_gradient_are_not_reused() -> None:
-    def reused(**train: Any) -> list[str]:
+    def reused(reward: float = 0.0, **train: Any) -> list[str]:
         one, scripted, _ = feed(lambda prompt, number: number % 2, [], schedule=REUSE, train=train)
         batch = one.take(0)
+        batch.fresh[0].trajectories[0].reward = reward
         config = job([], schedule=REUSE, train=train)
         frozen = lambda made, names: {name: [np.zeros(1, np.float32) for _ in made] for name in names}  # noqa: E731
         prepare_updates(batch.groups, GRPO(GRPO.Params()), config, 0, frozen)
@@ -125,6 +127,9 @@ def test_groups_that_gave_no_gradient_are_not_reused() -> None:
 
     assert reused() == ["train-1-1"], "of the first, all responses were paid alike"
     assert reused(drop_zero_variance_groups=False) == ["train-1-0", "train-1-1"]
+    assert reused(reward=1.0) == ["train-1-0", "train-1-1"]
+    for reward in (math.nan, math.inf):
+        assert reused(reward) == ["train-1-1"], "it would have the next update skipped as well"
 
 
 def test_a_step_takes_what_is_there_and_what_is_missing_is_missing_later() -> None:

@@ -28,7 +28,7 @@ class ScriptedEngine:
     async def start(self) -> None:
         pass
 
-    async def generate(self, prompt_ids, sampling, step, prompt_id, sample, oldest_version):
+    async def generate(self, prompt_ids, sampling, step, prompt_id, sample, oldest_version=0):
         self.asked.append((list(prompt_ids), prompt_id, sample))
         # Later samples finish first.
         seconds = self.seconds.get(prompt_id.split("#")[0], 0.001 * (5 - sample % 5))
@@ -147,6 +147,23 @@ def test_turns_are_joined_token_in_token_out(model):
     assert contexts == [prompt, [*prompt, 4, 4, 1, 2], [*prompt, 4, 4, 1, 2, 4, 4, 1, 2]]
     ids = {asked[1] for asked in engine.asked if asked[1].startswith("p0")}
     assert len(ids) == 3, "every turn of a seeded rollout needs a seed of its own"
+
+
+def test_no_environment_hears_of_a_probe(model):
+    """Here one that breaks on the second prompt, and asks for further turns on the others."""
+
+    async def do(worker):
+        prompts = [asking.prompt for asking in made_askings(3, 1)]
+        found = await worker.probe(prompts, SAMPLING, step=1)
+        return worker.engine, found, await worker.collect(0.0)
+
+    engine, found, counters = with_worker(model, do, environment="unit_tests.rollouts.test_worker:BreaksOnP1")
+    assert [t.prompt.prompt_id for t in found] == ["p0", "p1", "p2"]
+    assert [t.prompt_ids.tolist() for t in found] == [asked[0] for asked in engine.asked]
+    for t in found:
+        assert t.token_ids.tolist() == [3] and t.is_action.all() and t.versions.tolist() == [4]
+        assert t.behavior_logprobs.tolist() == [-0.5] and t.finish_reason == "stop"
+    assert counters.tokens_generated == 0 < engine.tokens
 
 
 def test_a_prompt_asked_again_is_seeded_as_further_samples(model):
