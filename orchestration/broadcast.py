@@ -12,7 +12,18 @@ from torch import Tensor
 
 from orchestration.devices import DeviceSpec
 from rollouts.transfer_group import TransferFailed, TransferGroup, listening_socket
-from rollouts.weight_stream import ALIGNMENT_BYTES, BUCKET, END, MIB, Header, Placed, bytes_of, checksum, described, room
+from rollouts.weight_stream import (
+    ALIGNMENT_BYTES,
+    BUCKET,
+    END,
+    MIB,
+    Header,
+    Placed,
+    bytes_of,
+    checksum,
+    described,
+    room,
+)
 
 
 class WeightBroadcaster:

@@ -160,7 +160,8 @@ def test_bytes_that_change_on_their_way_are_refused(part: str, old: bytes, new: 
 
 
 @pytest.mark.parametrize(
-    ("left", "message"), [(None, "3 tensors with 900 elements came of 4 with 1200"), (150, "4 tensors with 1050 elements")]
+    ("left", "message"),
+    [(None, "3 tensors with 900 elements came of 4 with 1200"), (150, "4 tensors with 1050 elements")],
 )
 def test_tensors_that_were_not_packed_whole_are_missed(
     left: int | None, message: str, monkeypatch: pytest.MonkeyPatch

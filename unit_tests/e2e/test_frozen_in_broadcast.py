@@ -1,0 +1,49 @@
+"""Two real engines take a broadcast, and one freezes in it: it is replaced, and nobody else."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from orchestration.loop import drive
+from orchestration.rollout_group import RolloutGroup
+from orchestration.run_directory import read_metrics
+from unit_tests.e2e.shared_stack import SharedStack
+from unit_tests.e2e.test_failures import STALL_SECONDS, core_of, pid_of, quick_to_judge
+from unit_tests.e2e.test_two_engines import SMALL, STEPS, check_whole, gaps, two, wait_for
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(200)]
+
+__all__ = ["two"]  # the fixture
+
+
+@pytest.mark.parametrize(("mode", "victim"), [("overlap", "vLLM"), ("sync", "actor")])
+def test_an_engine_that_freezes_in_a_broadcast_is_the_only_one_replaced(
+    stack: SharedStack, two: RolloutGroup, monkeypatch: pytest.MonkeyPatch, mode: str, victim: str
+) -> None:
+    """The other one, and the trainer, are out of the broken group before they are taken for standing still themselves."""
+    second = two.engines[1]
+    load, struck_in = second.load, []
+    two.restarts_left = 1
+    changes = {"sync": {"method": "nccl"}, "schedule": {"mode": mode}, "failures": {"stall_seconds": STALL_SECONDS}}
+
+    with stack.job({**SMALL, **changes}) as job, quick_to_judge(two.watch):
+
+        def struck(version, update, in_flight) -> None:
+            if job.trained_steps == 2 and not struck_in:
+                struck_in.append(version)
+                actor = pid_of(second.member)
+                os.kill(core_of(actor) if victim == "vLLM" else actor, signal.SIGSTOP)
+            load(version, update, in_flight)
+
+        monkeypatch.setattr(second, "load", struck)
+        drive(job, lambda path: path)
+        wait_for(second, two)
+        assert max(gaps(job)) < 1e-3
+    check_whole(job.run.path)
+    assert struck_in
+    rows = read_metrics(job.run.path)
+    assert [row["sync/fallbacks"] for row in rows[1:]] == [0] * STEPS
+    assert sum(row.get("rollout/engine_restarts", 0) for row in rows) == 1

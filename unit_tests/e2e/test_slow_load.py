@@ -1,0 +1,50 @@
+"""Weights that come slowly, to a real engine that is watched."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import ray
+import torch
+from transformers import AutoModelForCausalLM
+
+from orchestration.broadcast import WeightBroadcaster
+from orchestration.devices import resolve
+from unit_tests.e2e.shared_stack import SharedStack
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(200)]
+
+SECONDS, VERSION = 6.0, 50
+
+
+def test_an_engine_that_weights_come_to_slowly_does_not_stand_still(stack: SharedStack) -> None:
+    """A load is judged by what comes, not by how long all of it takes."""
+    config = stack.small()
+    model = AutoModelForCausalLM.from_pretrained(config.model.path, dtype=getattr(torch, config.model.dtype))
+    tensors = [(name, parameter.detach()) for name, parameter in model.named_parameters()]
+
+    def slowly() -> Iterator[tuple[str, torch.Tensor]]:
+        for pair in tensors:
+            time.sleep(SECONDS / len(tensors))
+            yield pair
+
+    actor = stack.actors.rollouts.actors[0]
+    sender, beats = WeightBroadcaster(resolve("cpu"), bucket_mib=0.001), []
+    offer = sender.offer()
+    told = {**offer, "size": 2, "timeout_seconds": 30.0, "join_seconds": 60.0}
+    joining = actor.join_transfer.remote({**told, "first_rank": 1})
+    sender.join(offer, 2, 30.0, 60.0)
+    ray.get(joining)
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(sender.send, VERSION, slowly())
+        loading = actor.load_weights.remote(VERSION, {"version": VERSION})
+        while not ray.wait([loading], timeout=0.5)[0]:
+            beats.append(ray.get(actor.beat.remote()))
+        sending.result()
+    sender.close()
+    assert ray.get(loading).pause_seconds > SECONDS / 2
+    assert {beat.phase for beat in beats} == {f"load weights of version {VERSION}"}
+    assert len(beats) > 5 and max(beat.still_seconds for beat in beats) < SECONDS / 3
