@@ -76,7 +76,7 @@ browser:
 test: install-dev model browser ## set up, then the whole test suite, the end-to-end run included
 	@failed=0; set -x; \
 	$(BIN)/python -m pytest -m "not e2e" -n 2 --dist loadfile --durations=5 $(ARGS) || failed=1; \
-	$(BIN)/python -m pytest -m e2e --durations=10 $(ARGS) || failed=1; \
+	$(BIN)/python -m pytest -m e2e -n 2 --dist loadgroup --durations=15 $(ARGS) || failed=1; \
 	exit $$failed
 
 .PHONY: test-fast
@@ -85,7 +85,7 @@ test-fast: install-dev ## the unit tests: no process is started that takes long,
 
 .PHONY: test-e2e
 test-e2e: install-dev ## only those that do: Ray, DeepSpeed, vLLM
-	$(BIN)/python -m pytest -m e2e --durations=10 $(ARGS)
+	$(BIN)/python -m pytest -m e2e -n 2 --dist loadgroup --durations=15 $(ARGS)
 
 .PHONY: lint
 lint: install-dev ## style, format, and that generated pages are up to date

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from filelock import FileLock
 
 if TYPE_CHECKING:
     from unit_tests.e2e.engine_pair import Pair
@@ -21,10 +22,12 @@ ROOT = Path(__file__).resolve().parents[2]
 def tiny_model() -> Path:
     """A model taught by the project's own trainer; kept between sessions, since making it is deterministic."""
     kept = ROOT / "models" / "tiny-sorter"
-    if not (kept / "config.json").exists():
-        command = [sys.executable, "-m", "data_prep.tiny_sorter_model", "--out", str(kept)]
-        made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
-        assert made.returncode == 0, made.stderr[-3000:]
+    kept.parent.mkdir(exist_ok=True)
+    with FileLock(f"{kept}.lock"):  # two processes run tests
+        if not (kept / "config.json").exists():
+            command = [sys.executable, "-m", "data_prep.tiny_sorter_model", "--out", str(kept)]
+            made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+            assert made.returncode == 0, made.stderr[-3000:]
     return kept
 
 
