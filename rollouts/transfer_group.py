@@ -64,8 +64,10 @@ class TransferGroup:
         if int(greeting) != GREETING:
             raise TransferFailed(f"rank {rank} heard {int(greeting)} instead of a greeting in {self.name}")
         self.timeout_seconds = timeout_seconds
-        # `finish` comes first, and says more; then gloo must not be long, because whoever leaves waits for its threads.
-        self._group.set_timeout(timedelta(seconds=timeout_seconds + GRACE_SECONDS))
+        # `finish` comes first, and says more. Whoever leaves waits for gloo's threads; NCCL's are aborted, and would end the
+        # whole process after a time-out of theirs.
+        own_seconds = timeout_seconds + GRACE_SECONDS if backend == "gloo" else 2 * timeout_seconds
+        self._group.set_timeout(timedelta(seconds=own_seconds))
 
     def broadcast(self, tensor: Tensor) -> Any:
         """Begin to send (rank 0) or receive into `tensor`; returns what `finish` waits for. Raises TransferFailed."""
