@@ -125,7 +125,9 @@ class EngineHandle:
         if self._changing is not None and _has_ended(self._changing):
             call, self._changing = self._changing, None
             try:
-                report = self._result(call, f"{'start' if self.state == 'starting' else 'load weights into'} {self.name}")
+                report = self._result(
+                    call, f"{'start' if self.state == 'starting' else 'load weights into'} {self.name}"
+                )
             except WeightLoadError:
                 self.state = "refused"
                 raise
@@ -150,9 +152,9 @@ class EngineHandle:
         try:
             found: Collected = self._result(call, "collect")
         except WeightLoadError:
-            if self.state != "refused":
+            if self.state != "refused" and not self.is_loading:
                 raise
-            return  # its responses are asked again
+            return  # whoever loads is told why; its responses are asked again
         self.counters = replace(found, groups=[])
         self._tokens_delivered += sum(t.action_tokens for group in found.groups for t in group.trajectories)
         for group in found.groups:

@@ -192,8 +192,8 @@ class WeightSync:
                 self.get([call], JOINING)
             except (EngineLost, *REFUSALS) as error:
                 failures.append(error)
-        for error in sorted(failures, key=lambda error: not isinstance(error, EngineLost)):
-            raise error
+        if failures:
+            raise next((one for one in failures if isinstance(one, EngineLost)), failures[0])
         self._connected = actors
 
     def _until_it_works(self, attempt: Callable[[], None], tally: Tally) -> None:

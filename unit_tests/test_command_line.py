@@ -13,8 +13,11 @@ from typing import Any
 
 import pytest
 
+from configs.load import load, to_yaml
 from configs.schema import RLConfig
 from orchestration import command_line
+from orchestration.resume import DriverState
+from orchestration.run_directory import RunDirectory
 from unit_tests.tiny_model import write_tiny_model
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -132,6 +135,19 @@ def test_a_run_that_ends_well(folder: Path, monkeypatch: Any) -> None:
     ((config, checked, directory),) = seen
     assert config.run.name == "well" and len(checked.prompts.train) == 20
     assert (directory.path / "config.yaml").is_file()
+
+
+def test_the_report_of_a_run_that_is_done_is_written_when_it_is_not_there(folder: Path, monkeypatch: Any) -> None:
+    """It was killed between its last checkpoint and its report."""
+    monkeypatch.chdir(folder)
+    config = load("job.yaml", RLConfig, run_dir="runs/done")
+    run = RunDirectory.create("runs/done", to_yaml(config))
+    with run.checkpoint(config.train.steps) as checkpoint:
+        DriverState(config.train.steps, 1, {}, {"train/loss": 0.25, "eval/accuracy": 0.5}).write(checkpoint)
+    done = ran(folder, "--config", "job.yaml", "--resume", "runs/done")
+    assert done.returncode == 0, done.stderr
+    assert "runs/done is done" in done.stdout
+    assert "train/loss" in (run.path / "report.html").read_text()
 
 
 def test_a_bug_keeps_its_traceback_in_the_log(folder: Path, monkeypatch: Any, capsys: Any) -> None:

@@ -27,7 +27,7 @@ class SlowEngine:
 
     _llm = None
 
-    def __init__(self, seconds_per_token: float, starts: str = "", log_file: str = "") -> None:
+    def __init__(self, seconds_per_token: float, starts: str, log_file: str) -> None:
         """starts: what becomes of one start after the other, a letter each: h hangs, f fails, what follows succeeds."""
         self.seconds_per_token = seconds_per_token
         self.starts, self.log = starts, Path(log_file)

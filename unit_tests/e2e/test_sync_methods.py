@@ -100,7 +100,10 @@ def test_shared_memory_that_cannot_be_read_is_followed_by_a_file(stack: SharedSt
 @pytest.mark.usefixtures("short_joining")
 def test_overlap_fails_fast_and_names_the_way_out(stack: SharedStack) -> None:
     weights, _, warnings = weight_sync(stack, "nccl", "overlap", spoilt(unreachable, sync.JOINING))
-    with pytest.raises(SyncError, match=r"could not join .* set sync\.method: direct or schedule\.mode: sync"):
+    with pytest.raises(
+        SyncError,
+        match=r"could not join .* set sync\.method: direct, which --resume takes too, or schedule\.mode: sync",
+    ):
         weights.push(4)
     assert warnings == []
 
