@@ -14,6 +14,7 @@ from orchestration.watchdog import START_SECONDS
 
 TELL = """
 import deepspeed, torch
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # as the trainer, which needs no compiler
 deepspeed.init_distributed(dist_backend="gloo", verbose=False)
 group = torch.distributed.distributed_c10d._get_default_group()
 print(group._get_backend(torch.device("cpu")).options._timeout.total_seconds())
