@@ -37,6 +37,7 @@ def command(options: argparse.Namespace) -> list[str]:
         "rollout.prompts_per_step": PROMPTS,
         "rollout.responses_per_prompt": RESPONSES,
         "rollout.engines": options.engines,
+        "train.drop_zero_variance_groups": False,  # every step updates and syncs, also when all responses are right
         "eval.every": 0,
         "failures.stall_seconds": options.stall_seconds,
     }
@@ -130,14 +131,19 @@ def main(argv: list[str] | None = None) -> int:
     if options.run_dir.exists():
         parser.error(f"{options.run_dir} exists; remove it or choose another --run-dir")
     started = time.monotonic()
-    job = subprocess.Popen(command(options), cwd=ROOT, stdout=subprocess.DEVNULL)
-    done = disturb(job, options)
+    said = options.run_dir.with_suffix(".txt")  # not in the run directory, which must not exist yet
+    said.parent.mkdir(parents=True, exist_ok=True)
+    with said.open("wb") as stream:
+        job = subprocess.Popen(command(options), cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT)
+        done = disturb(job, options)
     rows = [row for row in read_metrics(options.run_dir) if row["step"] > 0]
     found = complaints(options) + ([f"the job ended with code {job.returncode}"] if job.returncode else [])
     print(f"{len(rows)} steps in {time.monotonic() - started:.0f} s; frozen and killed: {done}")
     if rows:
         print(f"largest gap of the probe: {max(row.get('sync/probe_gap_max', 0.0) for row in rows):.3g} nats")
         print(f"longest pause of generation: {max(row.get('sync/pause_seconds', 0.0) for row in rows):.2f} s")
+    if found:
+        print(f"what the job said is in {said}")
     print("\n".join(found) or "no hang, no mixed version, no lost group")
     return 1 if found else 0
 

@@ -35,11 +35,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.ranks)
         if item.get_closest_marker("e2e") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(E2E_TIMEOUT_SECONDS))
-        if item.get_closest_marker("e2e"):
-            item.add_marker(pytest.mark.xdist_group(who_shares(item)))
-
-
-def who_shares(item: pytest.Item) -> str:
-    """The name of the tests that one process runs one after the other: those that share a Ray or an engine, or a file."""
-    shared = [name for name in ("stack", "plain_pair") if name in getattr(item, "fixturenames", ())]
-    return shared[0] if shared else item.path.name
+        if "stack" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.stack)

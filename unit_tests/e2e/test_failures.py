@@ -14,12 +14,14 @@ import psutil
 import pytest
 
 from configs.load import method_for, to_yaml
+from configs.schedule import Failures
 from orchestration.cluster import trainer_settings
 from orchestration.cores import core_plan
 from orchestration.devices import resolve
 from orchestration.frozen import frozen_columns
 from orchestration.rollout_group import step_askings
 from orchestration.run_directory import RunDirectory, checkpoints, read_marker, read_metrics
+from orchestration.sync import JOINING, WeightSync
 from orchestration.trainer_actor import TrainerGroup
 from orchestration.update import prepare_updates
 from orchestration.watchdog import EnginesLost, Member, TrainerLost, Watch
@@ -182,6 +184,28 @@ def test_a_lost_trainer_rank_is_named_in_time(stack: SharedStack, deadly: signal
         assert "has not answered for" in said and "' for" in said
     assert seconds < STALL_SECONDS + 20
     assert not gone_within(20, lambda: [str(pid) for pid in pids if is_alive(pid)])
+
+
+def test_a_rank_that_freezes_after_it_has_offered_a_weight_group_is_named(stack: SharedStack, tmp_path: Path) -> None:
+    """Not the engines, which cannot join it and say so first."""
+    config = stack.small().model_copy(update={"failures": Failures(stall_seconds=STALL_SECONDS)})
+    config = config.model_copy(
+        update={
+            "sync": config.sync.model_copy(update={"method": "nccl"}),
+            "schedule": config.schedule.model_copy(update={"mode": "overlap"}),
+        }
+    )
+    with two_ranks(stack, tmp_path) as (trainers, _):
+
+        def freeze_after_the_offer(futures: list, doing: str) -> list:
+            found = trainers.watch.get(futures, doing)
+            if doing == JOINING:
+                os.kill(pid_of(trainers.members[0]), signal.SIGSTOP)
+            return found
+
+        weights = WeightSync(config, trainers, stack.actors.rollouts, print, freeze_after_the_offer)
+        with pytest.raises(TrainerLost, match=r"joining the weight group: trainer rank 0 .*has not answered for"):
+            weights.push(1)
 
 
 def test_nobody_outlives_a_killed_driver_and_its_run_goes_on(tiny_model: Path, tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from orchestration.loop import drive
 from orchestration.nonfinite import NonFiniteError
 from orchestration.rollout_metrics import RewardFailures
-from orchestration.run_directory import checkpoints, read_samples
+from orchestration.run_directory import checkpoints, read_samples, samples_path
 from unit_tests.e2e.shared_stack import STEPS, UPDATES, SharedStack
 from unit_tests.test_add_a_method import PAGE, code_blocks
 
@@ -108,6 +109,19 @@ def test_rewards_that_fail_stop_the_run(stack: SharedStack, user_folder: Path) -
     assert "the judge is out" in str(done.error)
     assert all(sample["reward"] is None for sample in read_samples(done.path, 1))
     assert [row["step"] for row in done.rows] == [0]
+
+
+def test_a_disk_that_takes_no_samples_hides_no_error(stack: SharedStack, user_folder: Path) -> None:
+    reward = reward_of(user_folder, "broken_too", '    raise RuntimeError("the judge is out")\n')
+    with stack.job({"reward": reward}) as job:
+        samples_path(job.run.path, 1).mkdir()  # nothing can be written under that name
+        with pytest.raises(RewardFailures, match="the judge is out") as caught:
+            drive(job, lambda path: path)
+    assert "what was to be kept could not be written" in caught.value.__notes__[0]
+    with stack.job({}) as job:
+        samples_path(job.run.path, 1).mkdir()
+        with pytest.raises(IsADirectoryError):
+            drive(job, lambda path: path)
 
 
 def test_groups_without_signal_are_asked_for_anew(stack: SharedStack) -> None:

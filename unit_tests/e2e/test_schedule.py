@@ -15,6 +15,7 @@ from orchestration.metrics import Tally
 from orchestration.probe import ProbeFailed
 from orchestration.resume import go_back, newest_resumable
 from orchestration.run_directory import checkpoints, read_marker, read_metrics, read_samples, sample_steps
+from orchestration.sync import SyncError
 from orchestration.watchdog import EnginesLost
 from unit_tests.e2e.shared_stack import Done, SharedStack
 
@@ -108,8 +109,12 @@ def test_a_version_that_did_not_arrive_is_noticed_while_training_goes_on(stack: 
 
 
 @pytest.mark.parametrize("while_training", [True, False], ids=["while the trainer trains", "while it waits"])
-def test_when_engines_are_lost_for_good_a_whole_step_is_kept(stack: SharedStack, while_training: bool) -> None:
-    """The loss is noticed in the third step; the checkpoint is of a step that was done, and no prompt is lost with it."""
+@pytest.mark.parametrize("loss", [EnginesLost, SyncError])
+def test_when_engines_are_lost_for_good_a_whole_step_is_kept(
+    stack: SharedStack, loss: type[Exception], while_training: bool
+) -> None:
+    """Or cannot be brought to new weights. It is noticed in the third step; the checkpoint is of a step that was done, and no
+    prompt is lost with it."""
     block = {"schedule": OVERLAP, "train": TRAIN}
     with stack.job(block) as job:
         turn = job.feed.turn
@@ -121,11 +126,11 @@ def test_when_engines_are_lost_for_good_a_whole_step_is_kept(stack: SharedStack,
                 and job.feed.next_step == (4 if while_training else 3)
                 and is_waited_for != while_training
             ):
-                raise EnginesLost("all of them")
+                raise loss("all of them")
             turn(engine_version, wait_seconds)
 
         job.feed.turn = lose  # type: ignore[method-assign]
-        with pytest.raises(EnginesLost):
+        with pytest.raises(loss, match=r"all of them\.? Go on from .* with --resume"):
             drive(job, lambda path: path)
         (kept,) = checkpoints(job.run.path)
         done = 3 if while_training else 2

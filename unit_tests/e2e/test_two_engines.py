@@ -16,7 +16,7 @@ from orchestration.job import RLJob
 from orchestration.loop import drive
 from orchestration.rollout_group import RolloutGroup
 from orchestration.run_directory import read_metrics, read_samples
-from orchestration.sync import prove
+from orchestration.sync import JOINING, prove
 from unit_tests.e2e.shared_stack import SharedStack
 from unit_tests.e2e.test_failures import core_of, pid_of
 
@@ -25,6 +25,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 STEPS = 4
 SMALL = {"rollout": {"engines": 2}, "train": {"steps": STEPS, "updates_per_step": 1}}
 SECONDS = 120  # for an engine to start on a busy machine
+STALL_SECONDS = 16.0
 
 
 @pytest.fixture(scope="module")
@@ -167,4 +168,41 @@ def test_a_broadcast_that_an_engine_dies_in_is_made_again_without_it_and_later_w
             assert groups[step - 1] & made.by_engine[engine.name], f"{engine.name} made nothing in step {step}"
     rows = read_metrics(job.run.path)
     assert [row["sync/fallbacks"] for row in rows[1:]] == [0] * STEPS
+    assert sum(row.get("rollout/engine_restarts", 0) for row in rows) == 1
+
+
+@pytest.mark.parametrize(
+    ("deadly", "call", "mode"),
+    [(signal.SIGSTOP, 1, "overlap"), (signal.SIGKILL, 2, "sync")],
+    ids=["frozen before it joins", "killed while it does"],
+)
+def test_an_engine_lost_as_it_joins_the_weight_group_is_left_out_of_it(
+    stack: SharedStack, two: RolloutGroup, monkeypatch: pytest.MonkeyPatch, deadly: signal.Signals, call: int, mode: str
+) -> None:
+    """The others give up before it is known to be lost, and that is no failure of the method."""
+    second, calls = two.engines[1], []
+    two.restarts_left = 1
+    block = {
+        **SMALL, "train": {"steps": 2, "updates_per_step": 1}, "sync": {"method": "nccl"}, "schedule": {"mode": mode},
+        "failures": {"stall_seconds": STALL_SECONDS},
+    }  # fmt: skip
+    with stack.job(block) as job, monkeypatch.context() as patch:
+        get = job.weights.get
+
+        def struck(futures, doing):
+            if doing == JOINING:
+                calls.append(doing)
+                if len(calls) == call:
+                    os.kill(core_of(pid_of(second.member)), deadly)
+            return get(futures, doing)
+
+        patch.setattr(job.weights, "get", struck)
+        patch.setattr(two.watch, "stall_seconds", STALL_SECONDS)
+        drive(job, lambda path: path)
+        assert job.weights.method == "nccl"
+        wait_for(second, two)
+        assert max(gaps(job)) < 1e-3
+    rows = read_metrics(job.run.path)
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert [row["sync/fallbacks"] for row in rows[1:]] == [0, 0]
     assert sum(row.get("rollout/engine_restarts", 0) for row in rows) == 1

@@ -1,0 +1,64 @@
+"""A run in overlap whose sync method fails ends with a checkpoint, from which it goes on by another method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from configs.load import ConfigError, load
+from configs.schema import RLConfig
+from orchestration import sync
+from orchestration.loop import drive
+from orchestration.resume import opened_to_resume
+from orchestration.run_directory import CONFIG, checkpoints, read_marker, sample_steps
+from orchestration.sync import SyncError
+from unit_tests.e2e.shared_stack import RANKS, SharedStack
+from unit_tests.e2e.test_schedule import OVERLAP, TRAIN, prompts_of, prompts_of_run
+from unit_tests.e2e.test_sync_methods import unreachable, unreadable
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+
+@pytest.mark.parametrize(
+    ("method", "instead", "step", "spoils", "change"),
+    [
+        ("nccl", "direct", 1, sync.JOINING, unreachable),
+        ("direct", "disk", 2, sync.PUBLISHING, unreadable),  # noticed while the trainer trains on
+    ],
+    ids=["nccl", "direct"],
+)
+def test_a_run_that_its_sync_method_ended_goes_on_by_another(
+    stack: SharedStack, monkeypatch: pytest.MonkeyPatch, method: str, instead: str, step: int, spoils: str,
+    change: Callable[[dict[str, Any]], None],
+) -> None:  # fmt: skip
+    block = {"schedule": OVERLAP, "train": TRAIN, "sync": {"method": method}}
+    monkeypatch.setattr(sync, "JOIN_SECONDS", 2.0)
+    with stack.job(block) as job:
+        get = job.weights.get
+
+        def spoilt(futures: list[Any], doing: str) -> list[Any]:
+            found = get(futures, doing)
+            if job.trained_steps == step and doing == spoils and isinstance(found[0], dict):
+                change(found[0])
+            return found
+
+        job.weights.get = spoilt
+        way_out = rf"set sync\.method: {instead}, which --resume takes too.* Go on from .*step_00000\d with --resume\."
+        with pytest.raises(SyncError, match=way_out):
+            drive(job, lambda path: path)
+        job.rollouts.load_weights(
+            9, job.trainers.publish(9)
+        )  # the engine is used by what comes; groups wait for version 2
+    (kept,) = checkpoints(job.run.path)
+    done = read_marker(kept)["step"]
+    assert step <= done <= step + 1 and sample_steps(job.run.path) == list(range(1, done + 1))
+    config = load(job.run.path / CONFIG, RLConfig, [f"sync.method={instead}"], str(job.run.path))
+    assert opened_to_resume(config, RANKS).resumed_from == kept
+    with pytest.raises(ConfigError, match=r"differs from .* in schedule\.mode,"):
+        opened_to_resume(load(job.run.path / CONFIG, RLConfig, ["schedule.mode=sync"], str(job.run.path)), RANKS)
+    again = stack.run({**block, "sync": {"method": instead}}, resume=kept)
+    asked = [prompt for at in range(1, done + 1) for prompt in prompts_of_run(job.run.path, at)]
+    asked += [prompt for at in range(done + 1, 5) for prompt in prompts_of(again, at)]
+    assert len(asked) == len(set(asked)) == 32, "no prompt was lost, and none asked twice"
