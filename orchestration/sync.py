@@ -184,8 +184,9 @@ class WeightSync:
         timeout_seconds = self.config.failures.stall_seconds / 2  # before the watchdog takes those who wait for lost
         join_seconds = min(JOIN_SECONDS, timeout_seconds)
         told = {**offer, "size": size, "timeout_seconds": timeout_seconds, "join_seconds": join_seconds}
-        joining = [a.join_transfer.remote({**told, "first_rank": 1 + workers * i}) for i, a in enumerate(actors)]
-        joining.append(first.join_transfer.remote(offer, size, timeout_seconds, join_seconds))
+        # Rank 0 first: torch's client of a store whose server is frozen waits for as long as that is.
+        joining = [first.join_transfer.remote(offer, size, timeout_seconds, join_seconds)]
+        joining += [a.join_transfer.remote({**told, "first_rank": 1 + workers * i}) for i, a in enumerate(actors)]
         failures: list[Exception] = []
         for call in joining:
             try:
