@@ -230,8 +230,9 @@ def message_of(error: Exception) -> str:
 
 
 def was_killed(error: Exception) -> bool:
-    """Whether vLLM did not start because a signal ended its process, which it tells in words: {'EngineCore_DP0': -9}."""
-    return re.search(r"Failed core proc\(s\): \{[^}]*: -\d", str(error)) is not None
+    """Whether vLLM did not start because a signal ended its process, which it tells in words: {'EngineCore_DP0': -9}, or {}
+    when it saw that before the exit code was there."""
+    return re.search(r"Failed core proc\(s\): \{(\}|[^}]*: -\d)", str(error)) is not None
 
 
 def _has_ended(call: Any) -> bool:

@@ -138,10 +138,8 @@ class RLJob:
         if skipped_in_a_row:
             self.console.warning(skipped_warning(step, skipped_in_a_row, self.run))
         if skipped_in_a_row >= self.config.train.max_skipped_in_a_row:
-            error = NonFiniteError(not_finite_message(step, skipped_in_a_row, self.run))
-            with not_hiding(error):
-                self.checkpoint(step)
-            raise error
+            self.checkpoint(step)
+            raise NonFiniteError(not_finite_message(step, skipped_in_a_row, self.run))
         return bool(updates)
 
     @contextmanager
