@@ -74,6 +74,8 @@ class InFlightSync:
     def settle(self) -> Tally:
         """Wait until engines hold what was pushed last. Raises: ProbeFailed, EnginesLost."""
         tally, began = Tally(), time.monotonic()
+        if self.is_settled:
+            return tally
         while not self.is_settled:
             with self.weights.refusals():
                 self.rollouts.wait_a_moment()

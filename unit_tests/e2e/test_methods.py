@@ -60,9 +60,9 @@ def check(done: Done, *promised: str) -> None:
             assert names <= rows[step].keys()
         if moves and rows[step]["train/empty_updates"] == 0 and "method/ratio" in names:
             assert rows[step]["method/ratio"] != 1, "the second update meets other weights than pi_old"
-        versions = {tuple(sample["versions"]) for sample in read_samples(done.path, step)}
+        versions = {version for sample in read_samples(done.path, step) for version, _ in sample["versions"]}
         synced = sum(before < step for before in learned)
-        assert versions == {(synced, synced)}, "the engine answers with the last step's weights"
+        assert versions == {synced}, "the engine answers with the last step's weights"
         assert rows[step].get("train/staleness_max", 0) == 0
     assert max(abs(rows[step]["train/loss"]) for step in learned) > 1e-6
     assert max(rows[step]["train/micro_batches"] for step in learned) > 1
