@@ -19,6 +19,7 @@ from rollouts.weight_stream import (
     MIB,
     Header,
     Placed,
+    aligned,
     bytes_of,
     checksum,
     described,
@@ -123,7 +124,7 @@ class _Stream:
         data = bytes_of(tensor)
         self.buffers[self.filling][self.filled_bytes : self.filled_bytes + len(data)].copy_(data)
         self.placed.append(Placed.of(name, tensor, self.filled_bytes))
-        self.filled_bytes += -(-len(data) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        self.filled_bytes += aligned(len(data))
         self.tensors += 1
         self.elements += tensor.numel()
 

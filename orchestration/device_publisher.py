@@ -13,7 +13,7 @@ from torch import Tensor
 from orchestration.placement import shares_its_gpu
 from rollouts.device_memory import name_of, shared
 from rollouts.transfer_group import TransferFailed
-from rollouts.weight_stream import ALIGNMENT_BYTES, Placed, bytes_of, checksum
+from rollouts.weight_stream import Placed, aligned, bytes_of, checksum
 
 PIECE_BYTES = 256 * 1024**2
 
@@ -51,7 +51,7 @@ class _Piece:
         data = bytes_of(tensor)
         self.data[self.filled_bytes : self.filled_bytes + len(data)].copy_(data)
         self.placed.append(Placed.of(name, tensor, self.filled_bytes))
-        self.filled_bytes += -(-len(data) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        self.filled_bytes += aligned(len(data))
 
     def notice(self) -> dict[str, Any]:
         return {
@@ -84,7 +84,7 @@ class DevicePublisher:
             piece.placed, piece.filled_bytes = [], 0
         used = 0
         for name, tensor in named_tensors:
-            size_bytes = -(-tensor.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            size_bytes = aligned(tensor.nbytes)
             if not used or self.pieces[used - 1].filled_bytes + size_bytes > len(self.pieces[used - 1].data):
                 used += 1
                 self._have(used, size_bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Literal
@@ -13,8 +13,8 @@ import ray
 from ray.exceptions import RayTaskError
 
 from orchestration.watchdog import START_SECONDS, EngineLost, Watch
-from rollouts.engine import LoadReport, WeightLoadError
-from rollouts.records import Group, IntArray
+from rollouts.engine import LoadReport, Sequences, WeightLoadError
+from rollouts.records import Group
 from rollouts.sampling import Sampling
 from rollouts.worker import Asking, Collected
 
@@ -22,7 +22,6 @@ COLLECT_SECONDS = 1.0  # that an engine waits for its first finished group befor
 
 # usable: it holds the current weights, and generates. starting: a new actor starts. started: it needs weights. loading: they come.
 # refused: it did not take weights, and cannot be used until others load.
-Sequences = Sequence[tuple[IntArray, IntArray]]  # prompts and tokens
 State = Literal["usable", "starting", "started", "loading", "refused"]
 
 

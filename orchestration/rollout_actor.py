@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -16,9 +16,9 @@ from orchestration.logs import redirect_output_to
 from orchestration.processes import lead_own_group
 from orchestration.pulse import IDLE, Beat, Pulse
 from orchestration.watchdog import Died
-from rollouts.engine import InFlight, LoadReport, VLLMEngine
+from rollouts.engine import InFlight, LoadReport, Sequences, VLLMEngine
 from rollouts.load_stamp import LoadStamp
-from rollouts.records import IntArray, Prompt, Trajectory
+from rollouts.records import Prompt, Trajectory
 from rollouts.sampling import Sampling
 from rollouts.worker import RolloutWorker
 
@@ -73,11 +73,7 @@ class RolloutActor(RolloutWorker):
 
     @naming_death
     async def load_weights(
-        self,
-        version: int,
-        update: dict[str, Any],
-        in_flight: InFlight = "recompute",
-        to_score: Sequence[tuple[IntArray, IntArray]] = (),
+        self, version: int, update: dict[str, Any], in_flight: InFlight = "recompute", to_score: Sequences = ()
     ) -> LoadReport:
         with self._doing(f"load weights of version {version}"):
             return await super().load_weights(version, update, in_flight, to_score)

@@ -15,13 +15,13 @@ from configs.schedule import Failures
 from configs.schema import EvalConfig, RLConfig
 from orchestration.cores import CorePlan
 from orchestration.devices import DeviceSpec, shared_engine
-from orchestration.engine_handle import EngineHandle, Sequences, message_of, rounds
+from orchestration.engine_handle import EngineHandle, message_of, rounds
 from orchestration.metrics import Tally
 from orchestration.placement import shares_its_gpu
 from orchestration.rollout_actor import RolloutActor, engine_arguments
 from orchestration.run_directory import RunDirectory
 from orchestration.watchdog import EngineLost, EnginesLost, Watch
-from rollouts.engine import LoadReport, WeightLoadError
+from rollouts.engine import LoadReport, Sequences, WeightLoadError
 from rollouts.records import Group, Prompt, Trajectory
 from rollouts.sampling import Sampling
 from rollouts.transfer_group import TransferFailed

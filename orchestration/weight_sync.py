@@ -12,7 +12,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from rollouts.weight_stream import ALIGNMENT_BYTES, Placed, bytes_of, checksum, digest
+from rollouts.weight_stream import Placed, aligned, bytes_of, checksum, digest
 
 
 class WeightPublisher:
@@ -52,7 +52,7 @@ class WeightPublisher:
         try:
             for name, tensor in named_tensors:
                 data = bytes_of(tensor.detach())
-                offset = size_bytes + -size_bytes % ALIGNMENT_BYTES
+                offset = aligned(size_bytes)
                 self._place.put(offset, data)
                 placed.append(Placed.of(name, tensor, offset))
                 size_bytes = offset + len(data)

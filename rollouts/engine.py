@@ -21,6 +21,7 @@ from rollouts.sampling import Sampling
 from rollouts.stopwatch import Stopwatch
 
 InFlight = Literal["recompute", "keep_cache", "drain", "abort"]
+Sequences = Sequence[tuple[IntArray, IntArray]]  # prompts, and tokens after them
 FIRST = -1  # of all priorities: what proves a version is not to wait for responses
 
 
@@ -253,11 +254,7 @@ class VLLMEngine:
             raise WeightLoadError(failures[0])
 
     async def load_weights(
-        self,
-        version: int,
-        update: dict[str, Any],
-        in_flight: InFlight = "recompute",
-        to_score: Sequence[tuple[IntArray, IntArray]] = (),
+        self, version: int, update: dict[str, Any], in_flight: InFlight = "recompute", to_score: Sequences = ()
     ) -> LoadReport:
         """Take a version that `WeightPublisher.publish` wrote, or that a trainer broadcasts now. No request begins meanwhile; each one waits.
 

@@ -81,6 +81,11 @@ def views(data: Tensor, placed: Iterable[Placed]) -> list[tuple[str, Tensor]]:
     return named
 
 
+def aligned(size_bytes: int) -> int:
+    """Where the next tensor may begin."""
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
 def described(placed: list[Placed], adapter: dict[str, Any] | None) -> bytes:
     """What a receiver must know of a bucket."""
     return json.dumps({"tensors": [asdict(one) for one in placed], "adapter": adapter}).encode()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,9 +18,9 @@ import numpy as np
 from configs.schema import Model, Reward
 from data_feeds.chat import load_tokenizer, render_chat
 from rewards.service import ScoringService
-from rollouts.engine import InFlight, LoadReport, VLLMEngine
+from rollouts.engine import InFlight, LoadReport, Sequences, VLLMEngine
 from rollouts.environment import find_environment
-from rollouts.records import Group, IntArray, Prompt, Trajectory
+from rollouts.records import Group, Prompt, Trajectory
 from rollouts.response import Generation
 from rollouts.sampling import Sampling
 from rollouts.stopwatch import Stopwatch
@@ -204,11 +203,7 @@ class RolloutWorker:
         await self.engine.join_transfer(told)
 
     async def load_weights(
-        self,
-        version: int,
-        update: dict[str, Any],
-        in_flight: InFlight = "recompute",
-        to_score: Sequence[tuple[IntArray, IntArray]] = (),
+        self, version: int, update: dict[str, Any], in_flight: InFlight = "recompute", to_score: Sequences = ()
     ) -> LoadReport:
         return await self.engine.load_weights(version, update, in_flight, to_score)
 
