@@ -73,9 +73,10 @@ browser:
 # ---- checking ----
 
 # Mostly waiting for processes to start, so two at once: the tests that share one Ray, and those that start what they need.
-# The second's output comes when both are through. pytest's 5: ARGS left none of them.
+# The second's output comes when both are through. pytest's 5: ARGS left none of them. Ray's workers are nicer than other
+# processes by default, and would starve beside the second's.
 define e2e
-others=$$(mktemp); \
+others=$$(mktemp); export RAY_worker_niceness=0; \
 $(BIN)/python -m pytest -m "e2e and not stack" --durations=10 $(ARGS) > "$$others" 2>&1 & pid=$$!; \
 $(BIN)/python -m pytest -m "e2e and stack" --durations=10 $(ARGS) || [ $$? = 5 ] || failed=1; \
 wait $$pid || [ $$? = 5 ] || failed=1; cat "$$others"; rm "$$others"

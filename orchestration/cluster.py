@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import ray
 
@@ -49,7 +50,7 @@ def started_ray() -> Iterator[None]:
     paths = [str(ROOT), os.getcwd(), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     on_sigterm = signal.getsignal(signal.SIGTERM)
-    ray.init(
+    init_ray(
         address=os.environ.get("RAY_ADDRESS") or "local",  # None would join whatever `ray start` left on this machine
         include_dashboard=False if "RAY_ADDRESS" not in os.environ else None,
         logging_level=logging.WARNING,
@@ -63,6 +64,21 @@ def started_ray() -> Iterator[None]:
             yield
     finally:
         ray.shutdown()
+
+
+def init_ray(**options: Any) -> None:
+    """As ray.init, tried twice: Ray gives its own processes 30 s to start, whatever else the machine has to do, and says so in a
+    plain Exception. What the first attempt left behind ends with this process."""
+    try:
+        ray.init(**options)
+    except Exception as error:
+        if "timed out during startup" not in str(error):
+            raise
+        logging.getLogger(__name__).warning(
+            "Ray did not start within its 30 s (a busy machine?); it is started once more"
+        )
+        ray.shutdown()
+        ray.init(**options)
 
 
 @contextmanager

@@ -132,6 +132,7 @@ class EngineHandle:
                 raise
             if self.state == "starting":
                 self.state, self._is_first = "started", False
+                self._since = time.monotonic()  # its last beat is of the start, which has a time-out of its own
             else:
                 self.report = report
                 self.use()
@@ -196,13 +197,19 @@ class EngineHandle:
     def use(self) -> None:
         """It holds the current weights: what it is not generating yet, it is asked."""
         if self._was_refused:
-            if self._collecting is not None:
-                self.state = "refused"
-                self._collect()
-            self._asking.append(self.actor.withdraw.remote(list(self._begun)))
-            self._begun, self._was_refused = set(), False
+            self._withdraw()
         self.state = "usable"
         self._begin()
+
+    def _withdraw(self) -> None:
+        """What was cut off when it refused weights is to be asked again. Ray does not keep the order of an asynchronous actor's
+        calls: nothing may be under way that names these groups when they are."""
+        if self._collecting is not None:
+            self.state = "refused"
+            self._collect()
+        for call in (*self._asking, self.actor.withdraw.remote(list(self._begun))):
+            self._result(call, "withdraw")
+        self._asking, self._begun, self._was_refused = [], set(), False
 
     def refuse_stalled(self) -> None:
         """Raises: EngineLost, when it should be moving and is not, or was found dead by somebody else."""

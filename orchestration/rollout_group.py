@@ -224,15 +224,13 @@ class RolloutGroup:
 
         Raises:
             WeightLoadError: an engine did not take it whole. Its responses are asked again after a load that succeeds.
+            EngineLost: all were lost meanwhile, and are being replaced.
             EnginesLost: as `collect`.
         """
         self._update = (version, update)
         self._holds_back = True  # a new engine is to get this version, not the one before
         try:
-            reports: list[Any] = []
-            while not reports:
-                reports = self._load_into(self._started(), version, update)
-            return reports
+            return self._load_into(self._started(), version, update)
         finally:
             self._holds_back = self._is_asleep
 
@@ -240,16 +238,19 @@ class RolloutGroup:
         """The reports of those that were not lost meanwhile."""
         for engine in engines:
             engine.load(version, update, self.in_flight)
-        reports, refused = [], None
+        reports: list[Any] = []
+        losses: list[EngineLost] = []
+        refusals: list[WeightLoadError] = []
         for engine in engines:
             try:
                 reports.append(engine.loaded(f"load weights of version {version}"))
             except EngineLost as lost:
                 self._replace(engine, lost)
+                losses.append(lost)
             except WeightLoadError as error:
-                refused = error
-        if refused is not None:
-            raise refused
+                refusals.append(error)
+        if refusals or not reports:
+            raise (refusals or losses)[-1]
         return reports
 
     def begin_load(self, version: int, update: dict[str, Any], to_score: Sequences) -> None:

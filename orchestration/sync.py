@@ -143,15 +143,16 @@ class WeightSync:
         return notice, time.monotonic() - started
 
     def _broadcast(self, version: int, load: Callable[[dict[str, Any]], list[Any]]) -> tuple[dict[str, Any], list[Any]]:
-        """Trainers send while engines receive. Returns what the sender says and what `load` returns."""
+        """Trainers send while engines receive. Returns what the sender says and what `load` returns; raises what both say."""
         sending = self.trainers.begin_publish(version, "nccl")
         try:
             reports = load({"version": version})
-        except WeightLoadError as error:
+        except (WeightLoadError, EngineLost) as error:
             try:
                 self.get(sending, SENDING)
             except TransferFailed as sender:
-                raise TransferFailed(f"{message_of(error)}; the sender: {message_of(sender)}") from error
+                if isinstance(error, WeightLoadError):
+                    raise TransferFailed(f"{message_of(error)}; the sender: {message_of(sender)}") from error
             raise
         return self.get(sending, SENDING)[0], reports
 

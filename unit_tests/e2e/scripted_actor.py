@@ -17,9 +17,11 @@ from orchestration.rollout_actor import RolloutActor
 from rollouts.engine import LoadReport, WeightLoadError
 from rollouts.load_stamp import LoadStamp
 from rollouts.response import Generation
-from rollouts.worker import RolloutWorker
+from rollouts.sampling import Sampling
+from rollouts.worker import Asking, RolloutWorker
 
 TOKENS = 4
+SLOW_SECONDS = 8.0
 
 
 class SlowEngine:
@@ -28,7 +30,8 @@ class SlowEngine:
     _llm = None
 
     def __init__(self, seconds_per_token: float, starts: str, log_file: str) -> None:
-        """starts: what becomes of one start after the other, a letter each: h hangs, f fails, what follows succeeds."""
+        """starts: what becomes of one start after the other, a letter each: h hangs, f fails, s takes SLOW_SECONDS; what
+        follows succeeds at once."""
         self.seconds_per_token = seconds_per_token
         self.starts, self.log = starts, Path(log_file)
         self.version, self.tokens, self.refusal = 0, 0, ""
@@ -42,6 +45,8 @@ class SlowEngine:
         outcome = self.starts[number - 1 : number]
         if outcome == "h":
             await asyncio.sleep(1000)
+        if outcome == "s":
+            await asyncio.sleep(SLOW_SECONDS)
         if outcome == "f":
             raise ValueError("there is no such model")
 
@@ -81,9 +86,22 @@ class ScriptedActor(RolloutActor):
         self._pulse, self._duty, self._loaded = Pulse(), "", LoadStamp()
         self._moved, self._moves = (0, 0, 0, 0.0), 0
         self._still_since = time.monotonic()
+        self.late: dict[str, float] = {}
         reward = Reward.model_validate({"parts": [{"function": "ended"}]})
         engine = SlowEngine(seconds_per_token, starts, log_file)
         RolloutWorker.__init__(self, engine, Model(path=model), reward, "single_turn")
+
+    async def ask(self, askings: list[Asking], sampling: Sampling, step: int) -> None:
+        await asyncio.sleep(self.late.get("ask", 0.0))
+        await super().ask(askings, sampling, step)
+
+    async def withdraw(self, group_ids: list[str]) -> None:
+        await asyncio.sleep(self.late.get("withdraw", 0.0))
+        await super().withdraw(group_ids)
+
+    async def be_late(self, **seconds: float) -> None:
+        """Have calls of these names overtaken by others from now on, as Ray may."""
+        self.late = seconds
 
     async def process(self) -> int:
         return os.getpid()

@@ -16,7 +16,7 @@ import ray
 from orchestration.cluster import started_ray
 from orchestration.engine_handle import EngineHandle
 from orchestration.rollout_group import RolloutGroup, step_askings
-from orchestration.watchdog import EnginesLost, Watch
+from orchestration.watchdog import EngineLost, EnginesLost, Watch
 from rollouts.engine import WeightLoadError
 from rollouts.records import Group, Prompt
 from rollouts.sampling import Sampling
@@ -138,6 +138,22 @@ def test_a_start_that_follows_a_loss_is_tried_again_whatever_it_says(tiny_model:
     group.abandon()
 
 
+def test_an_engine_that_starts_slowly_is_not_taken_for_one_that_stands_still(tiny_model: Path, tmp_path: Path) -> None:
+    """A start has a time-out of its own, and what was said in it is old when work begins."""
+    from unit_tests.e2e.scripted_actor import SLOW_SECONDS
+
+    group, notes = started(tmp_path, tiny_model, ("hs",), restarts=2, stall_seconds=SLOW_SECONDS / 2)
+    kill_in_its_start(group.engines[0])
+    group.on_restart = lambda _: False  # it gets its weights with the next load
+    ask(group, "first")
+    while not group.engines[0].is_started:
+        group.collect(0.5)
+    group.load_weights(1, {})
+    assert len(collect_all(group)) == len(PROMPTS)
+    assert len(notes) == 1, notes
+    group.abandon()
+
+
 def test_engines_are_closed_also_when_one_is_lost_in_the_end(tiny_model: Path, tmp_path: Path) -> None:
     group, notes = started(tmp_path, tiny_model, ("ok", "ok", "ok"), restarts=2, stall_seconds=6.0)
     group.wait_for_all()
@@ -195,7 +211,10 @@ def test_new_engines_wait_for_weights_that_cannot_come_now(made: RolloutGroup) -
     assert versions_of(made) == [4, 4, 4]
 
 
-def test_what_a_refused_load_cut_off_is_asked_again_after_one_that_succeeds(made: RolloutGroup) -> None:
+@pytest.mark.parametrize("late", ["ask", "withdraw"])
+def test_what_a_refused_load_cut_off_is_asked_again_after_one_that_succeeds(made: RolloutGroup, late: str) -> None:
+    """Whichever of an actor's calls is overtaken by those after it."""
+    ray.get([actor.be_late.remote(**{late: 1.5}) for actor in made.actors])
     ids = ask(made, "first")
     groups = made.collect(0.2)
     with pytest.raises(WeightLoadError, match="checksum"):
@@ -206,6 +225,19 @@ def test_what_a_refused_load_cut_off_is_asked_again_after_one_that_succeeds(made
     groups += collect_all(made)
     assert sorted(group.group_id for group in groups) == sorted(ids)
     assert "rollout/engine_restarts" not in made.tally().means()
+
+
+def test_a_load_that_all_engines_are_lost_in_is_not_continued_by_those_that_follow(made: RolloutGroup) -> None:
+    """A broadcast is for those who were there when it began."""
+    made.restarts_left = 3
+    for engine in made.engines:
+        os.kill(process_of(engine), signal.SIGKILL)
+    with pytest.raises(EngineLost, match="died"):
+        made.load_weights(1, {})
+    assert [engine.state for engine in made.engines] == ["starting"] * 3
+    made.load_weights(2, {})
+    made.wait_for_all()
+    assert versions_of(made) == [2, 2, 2]
 
 
 def test_a_loss_for_good_is_one_loss_whoever_meets_it_next(made: RolloutGroup) -> None:
