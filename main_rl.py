@@ -17,11 +17,10 @@ if TYPE_CHECKING:
 def run(config: RLConfig, checked: Checked, directory: RunDirectory) -> None:
     from eval.report import LiveReport, write_report  # late: --help, --dry-run and bad input need no Ray
     from orchestration.loop import run_rl
+    from orchestration.run_directory import afterwards
 
-    try:
+    with afterwards(lambda: write_report(directory.path)):
         run_rl(config, checked.prompts, directory, LiveReport())
-    finally:
-        write_report(directory.path)  # also of a run that failed or was interrupted
 
 
 def report(path: Path) -> None:

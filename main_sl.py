@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,13 +30,11 @@ if TYPE_CHECKING:
 def run(config: SLConfig, checked: SLChecked, directory: RunDirectory) -> None:
     from eval.report import LiveReport, write_report  # late: --help, --dry-run and bad input need no DeepSpeed
     from orchestration.launch import is_first_rank
+    from orchestration.run_directory import afterwards
     from orchestration.supervised import run_sl
 
-    try:
+    with afterwards(lambda: write_report(directory.path)) if is_first_rank() else nullcontext():
         run_sl(config, checked, directory, LiveReport())
-    finally:
-        if is_first_rank():
-            write_report(directory.path)  # also of a run that failed or was interrupted
 
 
 def report(path: Path) -> None:

@@ -29,7 +29,6 @@ class InFlightSync:
 
     def __init__(self, config: RLConfig, weights: WeightSync, trainers: TrainerGroup, rollouts: RolloutGroup) -> None:
         self.config, self.weights, self.trainers, self.rollouts = config, weights, trainers, rollouts
-        self.engine_version = 0  # under which what is asked now begins: engines hold it, or it is on its way to them
         self._expected: list[FloatArray] | None = None  # of engines, while they load: the trainer's log-probabilities
 
     @property
@@ -49,7 +48,6 @@ class InFlightSync:
         longest = self.config.data.max_prompt_tokens + self.config.rollout.max_new_tokens - 1  # scoring makes one more
         tokens = probe_tokens(trajectories, sync.probe_prompts, sync.probe_tokens, longest)
         self.rollouts.begin_load(version, notice, [(t.prompt_ids, t.token_ids) for t in tokens])
-        self.engine_version = version
         budget = self.config.train.max_tokens_per_micro_batch
         ours = frozen_columns(self.trainers, tokens, ["old_logprobs"], version, budget, False, temperature=1.0)
         self._expected = ours["old_logprobs"]

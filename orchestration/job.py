@@ -26,7 +26,7 @@ from orchestration.nonfinite import NonFiniteError, not_finite_message, skipped_
 from orchestration.resume import DriverState, read_reuse, trainer_folder, write_reuse
 from orchestration.rollout_group import MOMENT_SECONDS
 from orchestration.rollout_metrics import refuse_failed_rewards, rollout_tally
-from orchestration.run_directory import RunDirectory, not_hiding
+from orchestration.run_directory import RunDirectory, afterwards
 from orchestration.sync import SyncError, WeightSync
 from orchestration.update import prepare_updates
 from orchestration.watchdog import EnginesLost
@@ -56,7 +56,6 @@ class RLJob:
         self.probes = prompts.train[: config.sync.probe_prompts]
         self.probe_sampling = probe_sampling(config, self.sampling)
         self.version = 0  # of the policy: what the trainer trains
-        self.engine_version = 0  # that all engines hold: the policy's but for the time of a sync
         self._ending: EnginesLost | SyncError | None = None  # what ends the run, once the trainer is done with its work
         overlaps = config.schedule.mode == "overlap" and config.sync.method != "nccl" and not self.rollouts.sleeps
         self.in_flight = InFlightSync(config, self.weights, self.trainers, self.rollouts) if overlaps else None
@@ -65,6 +64,7 @@ class RLJob:
         self.clock = StepClock()
         self.engine_times = EngineTimes()
         self.tally = Tally()
+        self.carried: dict[str, float] = {}  # numbers of the step that a resumed run has from its checkpoint
 
     def begin(self) -> None:
         """Bring engines to what training starts from, where that is not the model they were started with."""
@@ -108,11 +108,11 @@ class RLJob:
     def _turn(self, wait_seconds: float) -> None:
         """Ask, collect, and see a sync through that goes on beside training."""
         if self.in_flight is None:
-            self.feed.turn(self.engine_version, wait_seconds)
+            self.feed.turn(self.weights.version, wait_seconds)
             return
         wait_seconds = wait_seconds if self.in_flight.is_settled else min(wait_seconds, MOMENT_SECONDS)
         with self.weights.refusals():
-            self.feed.turn(self.in_flight.engine_version, wait_seconds)
+            self.feed.turn(self.weights.version, wait_seconds)
         self.tally.merge(self.in_flight.turn())
 
     def train(self, step: int, batch: Batch) -> bool:
@@ -172,7 +172,6 @@ class RLJob:
             return
         with self._phase("sync"):
             self.tally.merge(self.weights.push(self.version))
-            self.engine_version = self.version
         self.prove()
 
     def prove(self) -> None:
@@ -211,7 +210,7 @@ class RLJob:
             step=step,
             ranks=self.config.train.ranks,
             sampler=self.sampler.state_dict(),
-            metrics=self.tally.means(),
+            metrics={**self.carried, **self.tally.means()},
             version=self.version,
             accuracies=list(self.accuracies),
             unfinished=[prompt.prompt_id for prompt in self.feed.unfinished()],
@@ -226,9 +225,7 @@ class RLJob:
         self.feed.begin_after(state.step, [by_id[name] for name in state.unfinished])
         self.trained_steps, self.first_step, self.accuracies = state.step, state.step + 1, list(state.accuracies)
         self.feed.reuse.load_state(read_reuse(checkpoint))
-        self.version = self.engine_version = state.version
-        if self.in_flight is not None:
-            self.in_flight.engine_version = self.version
+        self.version = state.version
         self.weights.push(self.version)
         self.prove()
         self.trainers.meanwhile = self._meanwhile
@@ -238,13 +235,8 @@ class RLJob:
     @contextmanager
     def keeping_samples(self, step: int, batch: Batch) -> Iterator[None]:
         """Writes what the model wrote and what it was paid, after the block; also when it ends in an error."""
-        try:
+        with afterwards(lambda: self.run.write_samples(step, batch.trajectories)):
             yield
-        except BaseException as error:
-            with not_hiding(error):
-                self.run.write_samples(step, batch.trajectories)
-            raise
-        self.run.write_samples(step, batch.trajectories)
 
     def record(self, step: int) -> dict[str, float]:
         """Write the step's line of metrics and begin the next step."""
@@ -254,13 +246,13 @@ class RLJob:
         times = self.clock.lap()
         if self.config.schedule.mode == "overlap":
             self.tally.merge(engines.tally(times["time/step_seconds"]))
-        metrics = {**self.tally.means(), **times}
+        metrics = {**self.carried, **self.tally.means(), **times}
         if engines.busy_seconds > 0:
             metrics["rollout/tokens_per_second"] = engines.tokens_generated / engines.busy_seconds
         if "train/tokens" in metrics and times["time/train_seconds"] > 0:
             metrics["train/tokens_per_second"] = metrics["train/tokens"] / times["time/train_seconds"]
         self.run.write_metrics(step, metrics)
-        self.tally = Tally()
+        self.tally, self.carried = Tally(), {}
         return metrics
 
     @contextmanager

@@ -78,10 +78,10 @@ def go_on(job: RLJob, checkpoint: Path) -> None:
     job.console.note(f"goes on after step {job.trained_steps}, from {checkpoint}")
     state = DriverState.read(checkpoint)
     if owes_evaluation(job.run, state, job.config):
-        for name, value in state.metrics.items():
-            job.tally.add(name, value)
+        job.carried = state.metrics
         job.evaluate(state.step)
-        replace(state, metrics=job.tally.means(), accuracies=list(job.accuracies)).write(checkpoint)
+        metrics = {**state.metrics, **job.tally.means()}
+        replace(state, metrics=metrics, accuracies=list(job.accuracies)).write(checkpoint)
         job.console.step(state.step, job.record(state.step))
 
 

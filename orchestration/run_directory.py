@@ -13,7 +13,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -198,6 +198,18 @@ def not_hiding(error: BaseException) -> Iterator[None]:
         yield
     except OSError as refusal:
         error.add_note(f"and what was to be kept could not be written: {refusal}")
+
+
+@contextmanager
+def afterwards(write: Callable[[], object]) -> Iterator[None]:
+    """Calls `write` after the block, also when it ends in an error, which is the one to be raised."""
+    try:
+        yield
+    except BaseException as error:
+        with not_hiding(error):
+            write()
+        raise
+    write()
 
 
 def sample_record(trajectory: Trajectory) -> dict[str, Any]:

@@ -59,7 +59,8 @@ class WeightSync:
         self.method: SyncMethod = config.sync.method
         self._connected: list[Any] = []  # the engines' actors in the group
         self._joined: list[Any] = []  # those that were to be in the last one, whether or not it came together
-        self._version: int | None = None  # published last, or broadcast
+        self.version = 0  # that was pushed last: engines hold it, or it is on its way to them
+        self._was_pushed = False  # engines start from version 0
         self._notice: dict[str, Any] | None = None  # of that version, when it is in a file
 
     def push(self, version: int) -> Tally:
@@ -87,7 +88,7 @@ class WeightSync:
         False: that version is nowhere any more (nccl, after a training step began); the next `push` brings it.
         Raises EngineLost, WeightLoadError, TransferFailed: the engine is of no use, and another has to be started.
         """
-        if self._version is None:
+        if not self._was_pushed:
             return True
         if self._notice is None and self.trainers.weights_moved:
             return False
@@ -95,8 +96,7 @@ class WeightSync:
         return True
 
     def _load_current(self, actor: Any) -> None:
-        version = self._version
-        assert version is not None
+        version = self.version
 
         def load(update: dict[str, Any]) -> list[Any]:
             return self.get([actor.load_weights.remote(version, update)], LOADING)
@@ -119,7 +119,7 @@ class WeightSync:
         self._connect_all()
         started = time.monotonic()
         if self.method == "nccl":
-            self._version, self._notice = version, None
+            self.version, self._was_pushed, self._notice = version, True, None
             sent, reports = self._broadcast(version, lambda update: self.rollouts.load_weights(version, update))
             publish_seconds = sent["seconds"]
         else:
@@ -139,7 +139,7 @@ class WeightSync:
             notice = self.get(self.trainers.begin_publish(version, self.method), PUBLISHING)[0]
         except OSError as error:
             raise TransferFailed(f"the weights could not be written: {message_of(error)}") from error
-        self._version, self._notice = version, notice
+        self.version, self._was_pushed, self._notice = version, True, notice
         return notice, time.monotonic() - started
 
     def _broadcast(self, version: int, load: Callable[[dict[str, Any]], list[Any]]) -> tuple[dict[str, Any], list[Any]]:

@@ -15,6 +15,7 @@ import pytest
 from orchestration.environment import describe_environment, git_state
 from orchestration.run_directory import (
     RunDirectory,
+    afterwards,
     check_free,
     checkpoints,
     prompt_text,
@@ -220,3 +221,25 @@ def test_environment_says_when_there_is_no_git_checkout(tmp_path: Path) -> None:
     environment = describe_environment()
     assert environment["python"] == sys.version.split()[0]
     assert json.loads(json.dumps(environment)) == environment
+
+
+def test_what_is_written_in_the_end_hides_no_error() -> None:
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(ValueError, match="what went wrong") as raised, afterwards(full):
+        raise ValueError("what went wrong")
+    assert raised.value.__notes__ == [
+        "and what was to be kept could not be written: [Errno 28] No space left on device"
+    ]
+    with pytest.raises(OSError, match="No space left"), afterwards(full):
+        pass
+
+
+def test_what_is_to_be_written_in_the_end_is_written_once() -> None:
+    written: list[str] = []
+    with afterwards(lambda: written.append("good")):
+        assert written == []
+    with pytest.raises(KeyboardInterrupt), afterwards(lambda: written.append("interrupted")):
+        raise KeyboardInterrupt
+    assert written == ["good", "interrupted"]
