@@ -24,6 +24,9 @@ from orchestration.run_directory import read_metrics, read_samples, sample_steps
 ROOT = Path(__file__).resolve().parent.parent
 VICTIMS = ("RolloutActor", "EngineCore", "TrainerActor")  # parts of the processes' titles
 PROMPTS, RESPONSES = 8, 4
+AWAY_STEPS = (
+    4  # for as many the trainer may go on while the only engine is being replaced, from the one in which it was lost on
+)
 
 
 def command(options: argparse.Namespace) -> list[str]:
@@ -97,8 +100,11 @@ def complaints(options: argparse.Namespace) -> list[str]:
     found = []
     if (synced := sum("sync/bytes" in row for row in rows)) != options.syncs:
         found.append(f"{synced} syncs of {options.syncs} happened")
-    if unproven := [row["step"] for row in rows if "sync/probe_gap_max" not in row]:
-        found.append(f"no probe in steps {unproven}")
+    away = [row["step"] + i for row in rows if row.get("rollout/engine_restarts") for i in range(AWAY_STEPS)]
+    beside = [] if options.method == "nccl" else [1]  # its version is proven in the step that follows
+    unproven = [row["step"] for row in rows if not row.get("sync/proofs") and row["step"] not in (*away, *beside)]
+    if unproven:
+        found.append(f"no engine proved what it holds in steps {unproven}")
     if fallbacks := sum(row.get("sync/fallbacks", 0) for row in rows):
         found.append(f"{fallbacks:.0f} times a sync fell back")
     if short := [row["step"] for row in rows if row["rollout/responses"] != PROMPTS * RESPONSES]:
@@ -140,6 +146,7 @@ def main(argv: list[str] | None = None) -> int:
     found = complaints(options) + ([f"the job ended with code {job.returncode}"] if job.returncode else [])
     print(f"{len(rows)} steps in {time.monotonic() - started:.0f} s; frozen and killed: {done}")
     if rows:
+        print(f"{sum(row.get('sync/proofs', 0) for row in rows):.0f} times an engine proved what it holds")
         print(f"largest gap of the probe: {max(row.get('sync/probe_gap_max', 0.0) for row in rows):.3g} nats")
         print(f"longest pause of generation: {max(row.get('sync/pause_seconds', 0.0) for row in rows):.2f} s")
     if found:

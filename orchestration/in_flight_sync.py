@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from orchestration.probe import compare, tolerance_for
 from orchestration.rollout_group import RolloutGroup
 from orchestration.sync import WeightSync
 from orchestration.trainer_actor import TrainerGroup
+from rollouts.engine import LoadReport, Sequences
 from rollouts.records import FloatArray, Trajectory
 
 
@@ -29,12 +31,15 @@ class InFlightSync:
 
     def __init__(self, config: RLConfig, weights: WeightSync, trainers: TrainerGroup, rollouts: RolloutGroup) -> None:
         self.config, self.weights, self.trainers, self.rollouts = config, weights, trainers, rollouts
-        self._expected: list[FloatArray] | None = None  # of engines, while they load: the trainer's log-probabilities
+        self._is_loading = False  # what was pushed last
+        self._tokens: list[Trajectory] = []  # that prove what was pushed last
+        self._expected: list[FloatArray] | None = None  # of engines: the trainer's log-probabilities of them
+        self._brought_up: list[LoadReport] = []  # of engines that were started again, and are not judged yet
 
     @property
     def is_settled(self) -> bool:
         """Engines hold what was pushed last, and have proven it."""
-        return self._expected is None
+        return not self._is_loading and not self._brought_up
 
     def push(self, version: int, trajectories: Sequence[Trajectory]) -> Tally:
         """Publish the trainer's weights, score tokens of these trajectories with them, and let engines begin to load. The version
@@ -44,29 +49,44 @@ class InFlightSync:
         """
         assert self.is_settled, "the version before is not settled"
         notice, tally = self.weights.publish(version)
-        sync = self.config.sync
+        sync, self._is_loading, self._expected = self.config.sync, True, None
         longest = self.config.data.max_prompt_tokens + self.config.rollout.max_new_tokens - 1  # scoring makes one more
-        tokens = probe_tokens(trajectories, sync.probe_prompts, sync.probe_tokens, longest)
-        self.rollouts.begin_load(version, notice, [(t.prompt_ids, t.token_ids) for t in tokens])
+        self._tokens = probe_tokens(trajectories, sync.probe_prompts, sync.probe_tokens, longest)
+        self.rollouts.begin_load(version, notice, self._to_score)
         budget = self.config.train.max_tokens_per_micro_batch
-        ours = frozen_columns(self.trainers, tokens, ["old_logprobs"], version, budget, False, temperature=1.0)
+        ours = frozen_columns(self.trainers, self._tokens, ["old_logprobs"], version, budget, False, temperature=1.0)
         self._expected = ours["old_logprobs"]
         return tally
+
+    @property
+    def _to_score(self) -> Sequences:
+        return [(t.prompt_ids, t.token_ids) for t in self._tokens]
+
+    def bring_up(self, actor: Any) -> list[LoadReport] | None:
+        """As that of WeightSync; the engine has to prove what it holds as the others did."""
+        reports = self.weights.bring_up(actor, self._to_score)
+        if self._tokens:
+            self._brought_up += reports or []
+        return reports
 
     def turn(self) -> Tally:
         """Go on, without waiting, with what `push` began; call it whenever groups were collected, which sees loads through.
 
         Raises: ProbeFailed.
         """
-        expected, tally = self._expected, Tally()
-        if expected is None or self.rollouts.is_loading:
+        tally = Tally()
+        if self._expected is None:  # nothing was pushed, or the trainer is still scoring
             return tally
-        self._expected = None
-        for report in self.rollouts.load_reports:  # an engine that was lost is proven with the next version
-            result = compare(report.scored, expected, tolerance_for(self.config))
+        reports, self._brought_up = self._brought_up, []
+        if self._is_loading and not self.rollouts.is_loading:
+            self._is_loading = False
+            reports += self.rollouts.load_reports
+        for report in reports:
+            result = compare(report.scored, self._expected, tolerance_for(self.config))
             tally.maximum("sync/pause_seconds", report.pause_seconds)
             tally.add("sync/probe_gap_mean", result.mean_gap)
             tally.maximum("sync/probe_gap_max", result.max_gap)
+            tally.total("sync/proofs", 1)
         return tally
 
     def settle(self) -> Tally:

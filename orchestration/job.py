@@ -45,7 +45,6 @@ class RLJob:
         self.config, self.method, self.run, self.console = config, method, run, console
         self.trainers, self.rollouts = actors.trainers, actors.rollouts
         self.weights = WeightSync(config, self.trainers, self.rollouts, console.warning, actors.watch.get)
-        self.rollouts.on_restart = self.weights.load_current
         self.sampling = Sampling.of_rollout(config.rollout, run_seed=config.run.seed)
         self.sampler = ShuffledPrompts(
             prompts.train, config.run.seed, config.data.retire_pass_rate, config.reward.pass_threshold,
@@ -59,6 +58,7 @@ class RLJob:
         self._ending: EnginesLost | SyncError | None = None  # what ends the run, once the trainer is done with its work
         overlaps = config.schedule.mode == "overlap" and config.sync.method != "nccl" and not self.rollouts.sleeps
         self.in_flight = InFlightSync(config, self.weights, self.trainers, self.rollouts) if overlaps else None
+        self.rollouts.on_restart = self.in_flight.bring_up if self.in_flight else self.weights.bring_up
         self.first_step = self.trained_steps = 0  # step 0 only looks at what training starts from
         self.accuracies: list[float] = []  # held-out, in order
         self.clock = StepClock()

@@ -224,6 +224,12 @@ METRICS: dict[str, Metric] = {
         "Sync probe",
     ),
     "sync/probe_gap_max": Metric("nats", "Largest |log-probability gap| of a probe token.", "Sync probe"),
+    "sync/proofs": Metric(
+        "engines",
+        "Engines whose log-probabilities were compared with the trainer's after they took a version, new engines among them. In "
+        "overlap a version may be proven in the step after the one that made it.",
+        "Sync proofs",
+    ),
     "sync/bytes": Metric(
         "bytes", "Bytes of weights sent to engines; of adapters, when only those are.", "Weight sync bytes"
     ),

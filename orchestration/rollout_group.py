@@ -53,9 +53,9 @@ class RolloutGroup:
         """restarts: engines that may be replaced, all together. note: told of every one."""
         self.engines, self.watch, self.note = engines, watch, note
         self.restarts_left, self.in_flight = restarts, in_flight
-        self.on_restart: Callable[[Any], bool] | None = None
-        """Gives a new engine's actor the weights; False: it cannot now, and the next load_weights must. None: the last
-        update is loaded again."""
+        self.on_restart: Callable[[Any], object] | None = None
+        """Gives a new engine's actor the weights; returns None when it cannot now, and the next load_weights must. Without it,
+        the last update is loaded again."""
         self.sleeps = False  # while the trainer works
         self._update: tuple[int, dict[str, Any]] | None = None  # the weights that engines should hold
         self._is_asleep = False
@@ -157,7 +157,7 @@ class RolloutGroup:
         """Give a new engine the weights, and what it is to generate."""
         if self.on_restart is not None:
             try:
-                has_come = self.on_restart(engine.actor)
+                has_come = self.on_restart(engine.actor) is not None
             except (WeightLoadError, TransferFailed) as error:
                 how = f"{engine.name} was started again and did not take the weights: {message_of(error)}"
                 raise self.watch.lose([engine.member], how, "begin again") from error

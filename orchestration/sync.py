@@ -18,7 +18,7 @@ from orchestration.probe import compare, tolerance_for
 from orchestration.rollout_group import RolloutGroup
 from orchestration.trainer_actor import TrainerGroup
 from orchestration.watchdog import EngineLost
-from rollouts.engine import WeightLoadError
+from rollouts.engine import LoadReport, Sequences, WeightLoadError
 from rollouts.records import Prompt
 from rollouts.sampling import Sampling
 from rollouts.transfer_group import TransferFailed
@@ -82,34 +82,30 @@ class WeightSync:
         tally.total("sync/fallbacks", 0)
         return notice, tally
 
-    def load_current(self, actor: Any) -> bool:
-        """Bring an engine that was started again to the version pushed last; without one, it starts from the right weights.
+    def bring_up(self, actor: Any, to_score: Sequences = ()) -> list[LoadReport] | None:
+        """Bring an engine that was started again to the version pushed last; returns its report of that. Without a push it starts
+        from the right weights, and has nothing to report. to_score: see VLLMEngine.load_weights.
 
-        False: that version is nowhere any more (nccl, after a training step began); the next `push` brings it.
+        None: that version is nowhere any more (nccl, after a training step began); the next `push` brings it.
         Raises EngineLost, WeightLoadError, TransferFailed: the engine is of no use, and another has to be started.
         """
         if not self._was_pushed:
-            return True
+            return []
         if self._notice is None and self.trainers.weights_moved:
-            return False
-        self._load_current(actor)
-        return True
-
-    def _load_current(self, actor: Any) -> None:
+            return None
         version = self.version
 
         def load(update: dict[str, Any]) -> list[Any]:
-            return self.get([actor.load_weights.remote(version, update)], LOADING)
+            return self.get([actor.load_weights.remote(version, update, "recompute", to_score)], LOADING)
 
         if self.method == "nccl":
             self._connect([actor])
             self._connected = []  # the next push makes the group of all
-            self._broadcast(version, load)
-        else:
-            if self._notice is None:  # the last push was a broadcast
-                self._publish(version)
-            assert self._notice is not None
-            load(self._notice)
+            return self._broadcast(version, load)[1]
+        if self._notice is None:  # the last push was a broadcast
+            self._publish(version)
+        assert self._notice is not None
+        return load(self._notice)
 
     def prove(self, version: int, prompts: list[Prompt], sampling: Sampling) -> Tally:
         """As the function `prove`."""
@@ -257,4 +253,5 @@ def prove(
     tally = Tally()
     tally.add("sync/probe_gap_mean", result.mean_gap)
     tally.maximum("sync/probe_gap_max", result.max_gap)
+    tally.total("sync/proofs", len(trajectories) / len(prompts))
     return tally

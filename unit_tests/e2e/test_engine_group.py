@@ -144,7 +144,7 @@ def test_an_engine_that_starts_slowly_is_not_taken_for_one_that_stands_still(tin
 
     group, notes = started(tmp_path, tiny_model, ("hs",), restarts=2, stall_seconds=SLOW_SECONDS / 2)
     kill_in_its_start(group.engines[0])
-    group.on_restart = lambda _: False  # it gets its weights with the next load
+    group.on_restart = lambda _: None  # it gets its weights with the next load
     ask(group, "first")
     while not group.engines[0].is_started:
         group.collect(0.5)
@@ -194,7 +194,7 @@ def test_a_lost_engines_groups_go_to_the_others_and_the_new_one_gets_the_weights
 
 def test_new_engines_wait_for_weights_that_cannot_come_now(made: RolloutGroup) -> None:
     """As with nccl, when the trainer's weights have moved on: the next load brings them."""
-    made.on_restart = lambda _: False
+    made.on_restart = lambda _: None
     made.load_weights(3, {})
     first = made.engines[0]
     ask(made, "first")

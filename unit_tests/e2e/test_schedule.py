@@ -141,6 +141,36 @@ def test_when_engines_are_lost_for_good_a_whole_step_is_kept(
     assert len(asked) == len(set(asked)) == 32
 
 
+def test_an_engine_that_is_started_again_proves_what_it_was_given(stack: SharedStack) -> None:
+    """Of the version that engines took beside training; here the engine that holds it already takes it once more."""
+    (actor,) = stack.actors.rollouts.actors
+    proofs: list[float] = []
+    with stack.job({"schedule": OVERLAP, "train": TRAIN}) as job:
+        in_flight = job.in_flight
+        assert in_flight is not None
+        assert in_flight.bring_up(actor) == [] and in_flight.is_settled, "engines start from the first version"
+
+        def look(path: Path) -> Path:
+            if job.trained_steps == 2:
+                job.tally.merge(in_flight.settle())
+                for shift in (0.0, 1.0):
+                    assert in_flight.bring_up(actor) and not in_flight.is_settled
+                    assert in_flight._expected is not None
+                    expected, in_flight._expected = in_flight._expected, [one + shift for one in in_flight._expected]
+                    if shift:
+                        with pytest.raises(ProbeFailed, match="mean gap 1 nats"):
+                            in_flight.turn()
+                    else:
+                        proofs.append(in_flight.turn().means()["sync/proofs"])
+                    in_flight._expected = expected
+                    assert in_flight.is_settled
+            return path
+
+        drive(job, look)
+    assert proofs == [1]
+    assert sum(row.get("sync/proofs", 0) for row in read_metrics(job.run.path)) == 5, "the first one, and one a step"
+
+
 @pytest.mark.parametrize("step", [2, 4], ids=["in the middle", "at the end"])
 @pytest.mark.parametrize("schedule", [{}, OVERLAP], ids=["sync", "overlap"])
 def test_an_evaluation_in_which_engines_were_lost_for_good_is_made_up_for(

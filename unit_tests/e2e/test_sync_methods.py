@@ -157,9 +157,9 @@ def test_a_new_engine_gets_the_current_weights_as_long_as_the_trainer_has_them(s
     assert stack.actors.trainers is not None
     for method in ("nccl", "direct"):
         weights, _, _ = weight_sync(stack, method, "sync", ray_get)
-        assert weights.load_current(actor) is True  # nothing was pushed yet
+        assert weights.bring_up(actor) == []  # nothing was pushed yet
         weights.push(11)
-        assert weights.load_current(actor) is True
+        assert weights.bring_up(actor)
         stack.actors.trainers.weights_moved = True  # as `step` leaves it
-        assert weights.load_current(actor) is (method == "direct")
+        assert (weights.bring_up(actor) is not None) is (method == "direct")
         assert weights.push(12).means()["sync/fallbacks"] == 0
