@@ -188,16 +188,18 @@ def print_table(found: dict[str, dict[str, float]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="models/SmolLM2-135M-Instruct", help="folder in Hugging Face format")
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"), help="compute type")
     parser.add_argument(
         "--tiny", action="store_true", help="the half-million-parameter model, in float32, for 5 seconds"
     )
-    parser.add_argument("--sequences", type=int, default=64, help="of a generation phase, and of an optimizer step")
-    parser.add_argument("--prompt-tokens", type=int, default=40, help="of each")
-    parser.add_argument("--new-tokens", type=int, default=16, help="of each")
-    parser.add_argument("--seconds", type=float, default=40.0, help="of measured work per case")
+    parser.add_argument(
+        "--sequences", type=int, default=64, help="of a generation phase, and of an optimizer step (64)"
+    )
+    parser.add_argument("--prompt-tokens", type=int, default=40, help="of each (40)")
+    parser.add_argument("--new-tokens", type=int, default=16, help="of each (16)")
+    parser.add_argument("--seconds", type=float, default=40.0, help="of measured work per case (40)")
     parser.add_argument("--side", choices=tuple(SIDES), help="be one side; the parent starts these")
     parser.add_argument("--threads", type=int, default=1, help="of the side")
     parser.add_argument("--cores", default="", help="that the side is bound to")

@@ -2,7 +2,7 @@
 
 A scripted source stands in for the engines; no Ray, no model. What is timed is all that the driver does with a response
 on its way to the trainer: admission, grouping of finished responses into Group records, filters, advantages (GRPO) and
-packing. What engines and scorers do elsewhere (drawing tokens, making Trajectory records, rewards) is not timed, and said.
+packing. What engines and scorers do elsewhere (drawing tokens, making Trajectory records, rewards) is not timed.
 The target is at least 20,000 trajectories a second with flat memory over a million.
 
     python -m benchmarks.driver_throughput             # a million trajectories, about two minutes on one core

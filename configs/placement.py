@@ -82,7 +82,7 @@ def placement_problems(config: RLConfig) -> Iterator[Problem]:
         yield (
             "placement.bind_cores",
             "pins each side to cores of its own, but here trainer and engines take turns on the same cores; use "
-            "schedule.mode overlap or placement.colocate false, or leave it out",
+            "schedule.mode overlap without schedule.pause_while_training, or leave it out",
         )
     processes = rollout.engines * rollout.tensor_parallel_size
     for key, cores, needed, who in (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from configs.block import Block
 
@@ -46,6 +46,20 @@ class Schedule(Block):
     reuse_share: float = Field(
         0.0, ge=0, lt=1, description="Share of every batch taken from such groups, as far as there are any."
     )
+
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _known_by_another_name(cls, mode: object) -> object:
+        if isinstance(mode, str) and mode.lower().startswith("async"):
+            raise ValueError(f"asynchronous training is schedule.mode: overlap here, not {mode!r}")
+        return mode
+
+    @field_validator("max_staleness", mode="before")
+    @classmethod
+    def _has_a_mode(cls, versions: object) -> object:
+        if versions == 0 and not isinstance(versions, bool):
+            raise ValueError("must be at least 1; staleness 0 is schedule.mode: sync")
+        return versions
 
     @property
     def staleness(self) -> int:

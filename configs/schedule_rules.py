@@ -9,6 +9,7 @@ from configs import algorithm
 from configs.objective import Corrector
 
 if TYPE_CHECKING:
+    from configs.schedule import Schedule
     from configs.schema import RLConfig
 
 Problem = tuple[str, str]  # dotted key, message
@@ -77,6 +78,21 @@ def schedule_problems(config: RLConfig) -> Iterator[Problem]:
         )
 
 
+def _ahead_warnings(schedule: Schedule, prompts: int) -> Iterator[str]:
+    """Staleness that is left unused where one batch at a time is asked."""
+    fresh = prompts - schedule.reused_groups(prompts)
+    if schedule.over_issue is None or round(schedule.over_issue * fresh) > 0:
+        return
+    asks = f"schedule.over_issue: {schedule.over_issue:g} asks one batch at a time"
+    if schedule.pause_while_training:
+        yield f"{asks}, so that nothing is under way while engines stand still: this is sync; use more, or leave it empty"
+    elif schedule.max_staleness > 1:
+        yield (
+            f"{asks}, so that no token is more than 1 version old, whatever schedule.max_staleness ({schedule.max_staleness}); use "
+            "more, or leave it empty"
+        )
+
+
 def schedule_warnings(config: RLConfig) -> Iterator[str]:
     """What runs, but probably not as meant."""
     schedule, objective = config.schedule, config.objective
@@ -84,6 +100,8 @@ def schedule_warnings(config: RLConfig) -> Iterator[str]:
         for key in ONLY_IN_OVERLAP:
             if getattr(schedule, key) != type(schedule).model_fields[key].default:
                 yield f"schedule.{key}: has no effect with schedule.mode sync"
+    else:
+        yield from _ahead_warnings(schedule, config.rollout.prompts_per_step)
     read = _read(config) if schedule.oldest > 0 else None
     if read is None:
         return

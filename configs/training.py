@@ -54,7 +54,9 @@ class Train(Optimization):
     )
     ranks: int = Field(1, ge=1, description="Data-parallel trainer ranks.")
     threads_per_rank: int = Field(
-        0, ge=0, description="CPU threads of a trainer rank; 0: the machine's cores divided by ranks."
+        0,
+        ge=0,
+        description="CPU threads of a trainer rank; 0: the trainer's cores (placement.trainer_cores) divided by ranks.",
     )
 
 

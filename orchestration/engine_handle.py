@@ -56,7 +56,7 @@ class EngineHandle:
 
     def _create(self) -> None:
         self.actor = self._actor_class.remote(*self._arguments)
-        self.member = self.watch.add(self.name, self.actor, EngineLost)
+        self.member = self.watch.add(self.name, self.actor, EngineLost, was_lost=not self._is_first)
         self._begun: set[str] = set()  # group ids that this actor was asked
         self._asking: list[Any] = []  # calls under way
         self._collecting: Any = None  # the one call of `collect` under way
@@ -199,6 +199,7 @@ class EngineHandle:
         if self._was_refused:
             self._withdraw()
         self.state = "usable"
+        self._since = time.monotonic()  # older beats are of the load, or of a wait for it
         self._begin()
 
     def _withdraw(self) -> None:
@@ -207,8 +208,9 @@ class EngineHandle:
         if self._collecting is not None:
             self.state = "refused"
             self._collect()
-        for call in (*self._asking, self.actor.withdraw.remote(list(self._begun))):
-            self._result(call, "withdraw")
+        for call in self._asking:
+            self._result(call, "ask")
+        self._result(self.actor.withdraw.remote(list(self._begun)), "withdraw")
         self._asking, self._begun, self._was_refused = [], set(), False
 
     def refuse_stalled(self) -> None:

@@ -142,8 +142,9 @@ class Feed:
         self.reuse.add([group for group in groups if self._is_of_use_again(group)], at)
 
     def unfinished(self) -> list[Prompt]:
-        """Prompts taken from the sampler whose groups are not trained on yet, in order of asking."""
-        left_out = {group.group_id for group in self._now.withdrawn}
+        """Prompts taken from the sampler whose groups are not trained on yet, in order of asking. In sync mode with those that were
+        left out in the step under way, which is done again as it was; in overlap that step will be another one anyhow."""
+        left_out = {group.group_id for group in self._now.withdrawn} if self.schedule.staleness else set()
         asked = sorted(
             (entry for name, entry in self._asked.items() if name not in left_out), key=lambda entry: entry[0]
         )

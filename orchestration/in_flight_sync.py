@@ -20,7 +20,7 @@ from orchestration.frozen import frozen_columns
 from orchestration.metrics import Tally
 from orchestration.probe import compare, tolerance_for
 from orchestration.rollout_group import RolloutGroup
-from orchestration.sync import WeightSync
+from orchestration.sync import WeightSync, taken_tally
 from orchestration.trainer_actor import TrainerGroup
 from rollouts.engine import LoadReport, Sequences
 from rollouts.records import FloatArray, Trajectory
@@ -81,9 +81,9 @@ class InFlightSync:
         if self._is_loading and not self.rollouts.is_loading:
             self._is_loading = False
             reports += self.rollouts.load_reports
+        tally.merge(taken_tally(reports))
         for report in reports:
             result = compare(report.scored, self._expected, tolerance_for(self.config))
-            tally.maximum("sync/pause_seconds", report.pause_seconds)
             tally.add("sync/probe_gap_mean", result.mean_gap)
             tally.maximum("sync/probe_gap_max", result.max_gap)
             tally.total("sync/proofs", 1)

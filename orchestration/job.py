@@ -75,6 +75,7 @@ class RLJob:
 
     def generate(self) -> Batch:
         """The next step's groups, whole, scored and filtered: `Group.trained` is what is in the loss."""
+        self._end_if_it_must()  # what came up since the last step, as while its checkpoint was written
         with self._phase("generate"):
             scoring_seconds = self.rollouts.scoring_seconds()
             batch = self.feed.take(self.version, self._turn)

@@ -239,6 +239,11 @@ METRICS: dict[str, Metric] = {
     "sync/pause_seconds": Metric(
         "s", "Longest time that an engine could generate nothing because of the sync.", "Weight sync seconds"
     ),
+    "sync/drain_seconds": Metric(
+        "s",
+        "Before that pause, the longest time in which running responses were finished and none begun (schedule.in_flight drain).",
+        "Weight sync seconds",
+    ),
     "sync/gigabytes_per_second": Metric(
         "GB/s", "sync/bytes by the seconds from the first byte gathered to the last engine's load.", "Weight sync rate"
     ),
@@ -263,12 +268,15 @@ METRICS: dict[str, Metric] = {
         "Seconds per step",
     ),
     "time/train_seconds": Metric(
-        "s", "Advantages, packing, forward, backward and optimizer, until the last rank is done.", "Seconds per step"
+        "s",
+        "Advantages, packing, forward, backward and optimizer, until the last rank is done; where both sides share devices, with "
+        "the engines' going to sleep and waking.",
+        "Seconds per step",
     ),
     "time/sync_seconds": Metric(
         "s",
-        "Sending the new weights and proving them by the probe. In overlap: publishing them, after waiting until engines have "
-        "proven the version before.",
+        "Sending the new weights and proving them by the probe. In overlap with direct or disk: publishing them, after waiting until "
+        "engines have proven the version before.",
         "Seconds per step",
     ),
     "time/eval_seconds": Metric("s", "Held-out evaluation.", "Seconds per step"),

@@ -84,6 +84,7 @@ class RolloutActor(RolloutWorker):
             return await super().probe(prompts, sampling, step)
 
     collect = naming_death(RolloutWorker.collect)
+    drain = naming_death(RolloutWorker.drain)
 
     @naming_death
     async def join_transfer(self, told: dict[str, Any]) -> None:

@@ -289,6 +289,10 @@ class RolloutGroup:
                     self._replace(engine, lost)
         return found
 
+    def drain(self) -> None:
+        """Let running responses end; none begins until weights come. Raises: EnginesLost."""
+        self._all("drain")
+
     def sleep(self) -> None:
         """Stop generating, and give accelerator memory back, until `wake`."""
         self._is_asleep = self._holds_back = True

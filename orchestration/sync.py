@@ -112,6 +112,8 @@ class WeightSync:
         return prove(self.trainers, self.rollouts, version, prompts, sampling, self.config)
 
     def _push(self, version: int, tally: Tally) -> None:
+        if self.method == "nccl" and self.rollouts.in_flight == "drain":
+            self.rollouts.drain()  # a broadcast that has begun would break off, were it kept waiting for as long as that
         self._connect_all()
         started = time.monotonic()
         if self.method == "nccl":
@@ -122,7 +124,7 @@ class WeightSync:
             sent, publish_seconds = self._publish(version)
             reports = self.rollouts.load_weights(version, sent)
         tally.merge(sent_tally(sent["size_bytes"], publish_seconds))
-        tally.maximum("sync/pause_seconds", max(report.pause_seconds for report in reports))
+        tally.merge(taken_tally(reports))
         tally.add("sync/gigabytes_per_second", sent["size_bytes"] / 1e9, time.monotonic() - started)
 
     def _publish(self, version: int) -> tuple[dict[str, Any], float]:
@@ -222,8 +224,8 @@ class WeightSync:
             ) from error
         if self.config.schedule.mode == "overlap":
             raise SyncError(
-                f"{why}. In overlap mode a run does not go on with a slower method by itself; set sync.method: {following}, "
-                "which --resume takes too, or schedule.mode: sync."
+                f"{why}. In overlap mode a run does not go on with a slower method by itself: give --resume "
+                f"--set sync.method={following}{', or disk where engines are on other machines' if following == 'direct' else ''}."
             ) from error
         self.warn(f"{why}. The run goes on with {following}, which is slower; see docs/WEIGHT_SYNC.md")
         self.method = following
@@ -234,6 +236,15 @@ def sent_tally(size_bytes: int, seconds: float) -> Tally:
     tally = Tally()
     tally.total("sync/bytes", size_bytes)
     tally.total("sync/publish_seconds", seconds)
+    return tally
+
+
+def taken_tally(reports: list[LoadReport]) -> Tally:
+    """What taking a version did to generation."""
+    tally = Tally()
+    for report in reports:
+        tally.maximum("sync/pause_seconds", report.pause_seconds)
+        tally.maximum("sync/drain_seconds", report.drain_seconds)
     return tally
 
 

@@ -55,8 +55,8 @@ class Died(RuntimeError):
 class Member:
     """A watched actor."""
 
-    def __init__(self, name: str, actor: Any, lost: type[Lost]) -> None:
-        self.name, self.actor, self.lost = name, actor, lost
+    def __init__(self, name: str, actor: Any, lost: type[Lost], was_lost: bool = False) -> None:
+        self.name, self.actor, self.lost, self.was_lost = name, actor, lost, was_lost
         self.beat: Beat | None = None  # the last one
         self._question: Any = None
         self._asked_at = 0.0
@@ -101,9 +101,10 @@ class Watch:
         self._members: dict[Any, Member] = {}  # by Ray's id of the actor
         self._lost: dict[Any, Lost] = {}  # likewise; for whoever waits for them yet
 
-    def add(self, name: str, actor: Any, lost: type[Lost]) -> Member:
-        """Watch an actor with a method `beat() -> Beat`; `lost` is raised when it is lost."""
-        member = self._members[actor._actor_id] = Member(name, actor, lost)
+    def add(self, name: str, actor: Any, lost: type[Lost], was_lost: bool = False) -> Member:
+        """Watch an actor with a method `beat() -> Beat`; `lost` is raised when it is lost. was_lost: it is in the place of one that
+        was: when it cannot even be constructed it is lost too, where that of a first one is a mistake in what it was told."""
+        member = self._members[actor._actor_id] = Member(name, actor, lost, was_lost)
         return member
 
     def get(
@@ -180,7 +181,7 @@ class Watch:
         """Lost, when the error means that the actor or a process of it died; None for any other error."""
         if isinstance(error, RayTaskError) and isinstance(error.cause, Died):
             how = str(error.cause)
-        elif isinstance(error, DEATHS) and not getattr(error, "actor_init_failed", False):
+        elif isinstance(error, DEATHS) and (member.was_lost or not getattr(error, "actor_init_failed", False)):
             how = _how_ray_says_it(error)
         else:
             return None
@@ -206,6 +207,9 @@ class Watch:
     def _loss_behind(self, complaining: Member, complaint: Exception, doing: str) -> Lost | None:
         """When one rank dies or stands still, the others' collectives fail, and their complaint may come first."""
         ranks = [m for m in self._members.values() if m.lost is TrainerLost]
+        known = next((lost for lost in self._lost.values() if isinstance(lost, TrainerLost)), None)
+        if complaining in ranks and known is not None:
+            return known  # it was found before
         others = [m for m in ranks if m is not complaining] if complaining in ranks else []
         questions = {m.actor.beat.remote(): m for m in others}
         deadline = time.monotonic() + DEATH_SECONDS
@@ -239,6 +243,8 @@ def beat_seconds(limit_seconds: float) -> float:
 
 def _how_ray_says_it(error: RayError) -> str:
     """The sentence that matters in Ray's page about a dead actor."""
+    if getattr(error, "actor_init_failed", False):  # a traceback, whose last line is the error
+        return str(error).strip().splitlines()[-1].strip()
     text = " ".join(str(error).split())
     if isinstance(error, OutOfMemoryError):
         found = re.search(r"OOM kill reason: (.*?)(?: Object store memory usage| *$)", text)

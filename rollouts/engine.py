@@ -9,7 +9,8 @@ import asyncio
 import dataclasses
 import itertools
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Literal
 
 import numpy as np
@@ -118,6 +119,7 @@ class VLLMEngine:
         self._running: dict[str, _Request] = {}
         self._idle = asyncio.Event()  # set when none is
         self._door = asyncio.Lock()  # requests begin one by one, and none while weights come
+        self._drained_seconds: float | None = None  # it took so long, and the door has been closed since
         self._came = asyncio.Condition()  # told whenever weights came, or did not load
         self._aborts = 0  # calls of `abort`
         self._tokens_ended = 0  # of requests that are not under way any more
@@ -132,6 +134,7 @@ class VLLMEngine:
             self._adapter = adapter_request()
             await self._llm.collective_rpc("begin_adapter", args=(self._lora_rank,))
         await self.generate([0], Sampling(max_new_tokens=1), 0, "warm-up", 0)
+        self._tokens_ended = 0  # nobody asked for that one
 
     async def generate(
         self,
@@ -269,8 +272,7 @@ class VLLMEngine:
             ValueError: "drain" of a paused engine, whose requests cannot end.
         """
         assert update["version"] == version
-        async with self._door:
-            drain_seconds = await self._drain() if in_flight == "drain" else 0.0
+        async with self._closed_door(in_flight) as drain_seconds:
             began = time.perf_counter()
             with self._pauses.timing():
                 await self._llm.pause_generation(mode="keep", clear_cache=False)
@@ -285,15 +287,42 @@ class VLLMEngine:
         scored = list(await asyncio.gather(*scoring))
         return LoadReport(pause_seconds, drain_seconds, len(begun), sum(begun), scored)
 
-    async def _drain(self) -> float:
-        """Let running requests end, with the door closed; returns the seconds it took."""
+    @asynccontextmanager
+    async def _closed_door(self, in_flight: InFlight) -> AsyncIterator[float]:
+        """No request begins inside. Gives the seconds in which running ones were drained before it."""
+        if in_flight == "drain":
+            await self.drain()
+        if self._drained_seconds is None:
+            await self._door.acquire()
+        try:
+            yield self._drained_seconds or 0.0
+        finally:
+            if self._drained_seconds is not None:
+                self._drained_seconds = None
+                self._pauses.end()
+            self._door.release()
+
+    async def drain(self) -> None:
+        """Let running requests end, and have none begin until `load_weights` was called: for those who are to begin to send weights
+        only when all engines can take them. Called again, it does nothing.
+
+        Raises ValueError: the engine is paused, and its requests cannot end.
+        """
+        if self._drained_seconds is not None:
+            return
         if self._paused:
             raise ValueError("a paused engine cannot drain: use schedule.in_flight recompute, keep_cache or abort")
-        started = time.perf_counter()
-        await self._cut(unbegun_only=True)
-        if self._running:
-            await self._idle.wait()
-        return time.perf_counter() - started
+        await self._door.acquire()
+        try:
+            started = time.perf_counter()
+            await self._cut(unbegun_only=True)
+            if self._running:
+                await self._idle.wait()
+            self._drained_seconds = time.perf_counter() - started
+            self._pauses.begin()  # what waits at the door is not standing still
+        except BaseException:
+            self._door.release()
+            raise
 
     async def _take(self, version: int, update: dict[str, Any], keep_cache: bool) -> None:
         """Load and check the weights of a paused engine, and see to it that no key or value of older ones is taken for

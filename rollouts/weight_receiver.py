@@ -44,7 +44,7 @@ BACKEND = "feynrl"
 
 @dataclass
 class JoinGroup(WeightTransferInitInfo):
-    """What `orchestration.sync.WeightSync.connect` tells the engines of a broadcast group; files need no rendezvous."""
+    """What `orchestration.sync.WeightSync` tells the engines of a broadcast group; files need no rendezvous."""
 
     host: str
     port: int

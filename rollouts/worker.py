@@ -207,6 +207,9 @@ class RolloutWorker:
     ) -> LoadReport:
         return await self.engine.load_weights(version, update, in_flight, to_score)
 
+    async def drain(self) -> None:
+        await self.engine.drain()
+
     async def sleep(self) -> None:
         await self.engine.sleep()
 

@@ -99,13 +99,35 @@ def test_the_written_configuration_reads_back_alike(tmp_path) -> None:
         (["schedule.reuse_versions=1", "schedule.reuse_share=0.01"], "is 0 groups; it must be at least 1"),
         (["schedule.reuse_versions=1", "schedule.reuse_share=0.99"], "is 16 groups"),
         (["schedule.mode=overlap", "schedule.pause_while_training=true", "schedule.in_flight=drain"], "stands still"),
-        (["schedule.max_staleness=0"], "schedule.max_staleness"),
+        (
+            ["schedule.max_staleness=0"],
+            "schedule.max_staleness: must be at least 1; staleness 0 is schedule.mode: sync",
+        ),
+        (["schedule.max_staleness=-1"], "schedule.max_staleness: must be at least 1"),
+        (["schedule.mode=async"], "schedule.mode: asynchronous training is schedule.mode: overlap here, not 'async'"),
     ],
 )
 def test_schedules_that_make_no_sense_are_refused(settings: list[str], says: str) -> None:
     with pytest.raises(ConfigError, match=r"schedule\.") as refused:
         config(*settings)
     assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (["schedule.over_issue=0", "schedule.max_staleness=4"], "no token is more than 1 version old"),
+        (["schedule.over_issue=0.01", "schedule.max_staleness=2"], "no token is more than 1 version old"),
+        (["schedule.over_issue=0", "schedule.pause_while_training=true"], "this is sync"),
+        (["schedule.over_issue=0"], None),
+        (["schedule.over_issue=1", "schedule.max_staleness=4"], None),
+        (["schedule.max_staleness=4"], None),
+    ],
+)
+def test_staleness_that_is_never_reached_is_warned_about(settings: list[str], says: str | None) -> None:
+    found = [text for text in rules.warnings_for(config(*OVERLAP, *settings)) if "schedule.over_issue" in text]
+    assert len(found) == (says is not None)
+    assert says is None or says in found[0]
 
 
 def test_keys_without_effect_are_warned_about() -> None:

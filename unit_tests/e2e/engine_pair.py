@@ -76,6 +76,7 @@ class Pair:
             engine={"kv_cache_memory_bytes": 64 * 1024**2, **engine},
         )  # fmt: skip
         self.run(self.engine.start())
+        assert self.engine.tokens_generated() == 0, "nobody asked for any"
         self.version = 0
 
     def run(self, call: Coroutine[Any, Any, Any]) -> Any:

@@ -30,8 +30,8 @@ class SlowEngine:
     _llm = None
 
     def __init__(self, seconds_per_token: float, starts: str, log_file: str) -> None:
-        """starts: what becomes of one start after the other, a letter each: h hangs, f fails, s takes SLOW_SECONDS; what
-        follows succeeds at once."""
+        """starts: what becomes of one start after the other, a letter each: c fails in construction, h hangs, f fails, s takes
+        SLOW_SECONDS; what follows succeeds at once."""
         self.seconds_per_token = seconds_per_token
         self.starts, self.log = starts, Path(log_file)
         self.version, self.tokens, self.refusal = 0, 0, ""
@@ -83,6 +83,12 @@ class ScriptedActor(RolloutActor):
 
     def __init__(self, log_file: str, model: str, seconds_per_token: float, starts: str = "") -> None:
         lead_own_group()
+        log = Path(log_file)
+        earlier = len(log.read_text().splitlines()) if log.exists() else 0
+        if starts[earlier : earlier + 1] == "c":
+            with log.open("a") as file:
+                file.write("not constructed\n")
+            raise OSError(28, "No space left on device")
         self._pulse, self._duty, self._loaded = Pulse(), "", LoadStamp()
         self._moved, self._moves = (0, 0, 0, 0.0), 0
         self._still_since = time.monotonic()

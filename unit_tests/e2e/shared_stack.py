@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -132,6 +133,16 @@ class SharedStack:
 
 class SharedRolloutActor(RolloutActor):
     """An engine that outlives jobs."""
+
+    drains_after = 0.0  # seconds
+
+    async def drain_late(self, seconds: float) -> None:
+        """Have responses take so much longer to end from now on, when they are to."""
+        self.drains_after = seconds
+
+    async def drain(self) -> None:
+        await asyncio.sleep(self.drains_after)
+        await super().drain()
 
     async def pay_by(self, reward: Reward) -> None:
         """Score by another reward from now on."""

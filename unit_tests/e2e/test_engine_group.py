@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray.exceptions import ActorDiedError
 
 from orchestration.cluster import started_ray
 from orchestration.engine_handle import EngineHandle
@@ -136,6 +137,21 @@ def test_a_start_that_follows_a_loss_is_tried_again_whatever_it_says(tiny_model:
     group.wait_for_all()
     assert len(notes) == 2 and "engine 0 did not start again: there is no such model" in notes[1]
     group.abandon()
+
+
+def test_one_that_follows_a_loss_and_cannot_be_constructed_is_a_loss_too(tiny_model: Path, tmp_path: Path) -> None:
+    """As when the disk is full for a moment; that of a first one is a mistake, which ends the run."""
+    group, notes = started(tmp_path, tiny_model, ("hc",), restarts=2)
+    kill_in_its_start(group.engines[0])
+    group.wait_for_all()
+    assert len(notes) == 2 and "No space left on device" in notes[1], notes
+    group.abandon()
+    (tmp_path / "first").mkdir()
+    first, notes = started(tmp_path / "first", tiny_model, ("c",), restarts=2)
+    with pytest.raises(ActorDiedError, match="No space left on device"):
+        first.wait_for_all()
+    assert notes == []
+    first.abandon()
 
 
 def test_an_engine_that_starts_slowly_is_not_taken_for_one_that_stands_still(tiny_model: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 
 import pytest
+import ray
 
 from orchestration.loop import drive
 from orchestration.rollout_group import RolloutGroup
@@ -47,3 +48,23 @@ def test_an_engine_that_freezes_in_a_broadcast_is_the_only_one_replaced(
     rows = read_metrics(job.run.path)
     assert [row["sync/fallbacks"] for row in rows[1:]] == [0] * STEPS
     assert sum(row.get("rollout/engine_restarts", 0) for row in rows) == 1
+
+
+def test_responses_may_take_longer_to_end_than_a_broadcast_may_stand_still(
+    stack: SharedStack, two: RolloutGroup
+) -> None:
+    """With drain the broadcast begins when they have ended; here that takes one engine longer than half of stall_seconds, after
+    which a broadcast breaks off, each time."""
+    schedule = {"mode": "overlap", "in_flight": "drain"}
+    changes = {"sync": {"method": "nccl"}, "schedule": schedule, "failures": {"stall_seconds": STALL_SECONDS}}
+    two.restarts_left = 0
+    slow = two.engines[0].actor
+    ray.get(slow.drain_late.remote(0.6 * STALL_SECONDS))
+    with stack.job({**SMALL, **changes}) as job, quick_to_judge(two.watch):
+        drive(job, lambda path: path)
+        assert max(gaps(job)) < 1e-3
+    ray.get(slow.drain_late.remote(0.0))
+    check_whole(job.run.path)
+    rows = read_metrics(job.run.path)[1:]
+    assert all(row["time/sync_seconds"] > 0.6 * STALL_SECONDS for row in rows)
+    assert all("sync/drain_seconds" in row and row["sync/fallbacks"] == 0 for row in rows)

@@ -86,6 +86,23 @@ def test_a_rank_is_frozen_and_the_collective_of_another_gives_up_before_the_watc
 
 
 @pytest.mark.usefixtures("_ray")
+def test_a_dead_rank_that_was_found_before_the_complaint_of_another_is_the_one_that_was_lost() -> None:
+    watch = Watch(stall_seconds=3600.0)
+    (complaining, dead), (_, pid) = started(2, watch)
+    os.kill(pid, signal.SIGKILL)
+    calls = [complaining.work.remote(0, "connection closed by peer"), dead.work.remote(60)]
+    deadline = time.monotonic() + 30
+    while not watch._lost and time.monotonic() < deadline:
+        watch.look()
+        time.sleep(0.1)
+    ray.wait(calls, num_returns=2, timeout=30)
+    with pytest.raises(TrainerLost, match=r"trainer rank 1 .*died") as lost:
+        watch.get(calls, "step")
+    assert lost.value.name == "trainer rank 1" and "closed by peer" in str(lost.value.__cause__)
+    ray.kill(complaining)
+
+
+@pytest.mark.usefixtures("_ray")
 def test_an_error_of_a_rank_is_its_own_when_the_others_answer() -> None:
     watch = Watch(stall_seconds=3600.0)
     (first, other), _ = started(2, watch)

@@ -247,6 +247,35 @@ def test_what_waited_in_a_paused_engine_meets_nothing_old(versions: Versions, in
     assert paused > 0.4
 
 
+def test_a_drained_engine_begins_nothing_until_weights_have_come(versions: Versions) -> None:
+    pair, first = versions.pair, versions.pair.version
+
+    async def drained() -> tuple[list[Generation], list[Generation], LoadReport]:
+        long = begun(pair, PROMPT, LONG, 8)
+        await tokens_later(pair, 40)
+        await pair.engine.drain()
+        assert all(task.done() or not pair.engine._running for task in long)
+        made, paused = pair.engine.tokens_generated(), pair.engine.paused_seconds()
+        waiting = begun(pair, PROMPT, SHORT, 8)
+        await pair.engine.drain()  # again, as when a sync is tried again
+        await asyncio.sleep(0.3)
+        assert pair.engine.tokens_generated() == made
+        assert pair.engine.paused_seconds() - paused > 0.29, "what waits is not standing still"
+        report = await versions.load("drain")
+        paused = pair.engine.paused_seconds()
+        await asyncio.sleep(0.1)
+        assert pair.engine.paused_seconds() == paused
+        return await asyncio.gather(*long), await asyncio.gather(*waiting), report
+
+    long, waiting, report = pair.run(drained())
+    assert all((one.versions == first).all() for one in long)
+    assert all((one.versions == first + 1).all() for one in waiting)
+    assert report.drain_seconds > 0 and report.requests_in_flight == 0
+    report = pair.run(versions.load("drain"))
+    assert report.drain_seconds < 0.1, "that was of the version before"
+    assert pair.gap(pair.generate(SHORT), 1.0) < TOLERANCE_NATS
+
+
 def test_a_paused_engine_cannot_drain(versions: Versions) -> None:
     pair = versions.pair
     update = versions.publisher.publish(pair.version + 1, published_tensors(pair.model))

@@ -171,6 +171,31 @@ def test_an_engine_that_is_started_again_proves_what_it_was_given(stack: SharedS
     assert sum(row.get("sync/proofs", 0) for row in read_metrics(job.run.path)) == 5, "the first one, and one a step"
 
 
+def test_a_refusal_that_is_met_while_a_checkpoint_is_written_ends_the_run_after_it(stack: SharedStack) -> None:
+    """Nothing further is asked or waited for: engines that refused make nothing any more."""
+    with stack.job({"schedule": OVERLAP, "train": TRAIN, "checkpoint": {"every": 1}}) as job:
+        turn, save = job.feed.turn, job.trainers.save
+        is_saving: list[bool] = []
+
+        def lose(engine_version: int, wait_seconds: float = 0.0) -> None:
+            if is_saving:
+                raise SyncError("engine 0 refused them.")
+            turn(engine_version, wait_seconds)
+
+        def slowly(folder: Path) -> None:
+            if job.trained_steps == 2:
+                is_saving.append(True)
+                job._meanwhile()  # as while ranks write
+                is_saving.clear()
+            save(folder)
+
+        job.feed.turn, job.trainers.save = lose, slowly  # type: ignore[method-assign]
+        with pytest.raises(SyncError, match=r"refused them\. Go on from .*step_000002 with --resume"):
+            drive(job, lambda path: path)
+        job.trainers.save = save  # type: ignore[method-assign]
+        assert job.trained_steps == 2 and job.feed.next_step == 3, "no third batch was taken"
+
+
 @pytest.mark.parametrize("step", [2, 4], ids=["in the middle", "at the end"])
 @pytest.mark.parametrize("schedule", [{}, OVERLAP], ids=["sync", "overlap"])
 def test_an_evaluation_in_which_engines_were_lost_for_good_is_made_up_for(

@@ -45,7 +45,7 @@ def test_a_run_that_its_sync_method_ended_goes_on_by_another(
             return found
 
         job.weights.get = spoilt
-        way_out = rf"set sync\.method: {instead}, which --resume takes too.* Go on from .*step_00000\d with --resume\."
+        way_out = rf"give --resume --set sync\.method={instead}.* Go on from .*step_00000\d with --resume\."
         with pytest.raises(SyncError, match=way_out):
             drive(job, lambda path: path)
         job.rollouts.load_weights(

@@ -102,7 +102,7 @@ def test_overlap_fails_fast_and_names_the_way_out(stack: SharedStack) -> None:
     weights, _, warnings = weight_sync(stack, "nccl", "overlap", spoilt(unreachable, sync.JOINING))
     with pytest.raises(
         SyncError,
-        match=r"could not join .* set sync\.method: direct, which --resume takes too, or schedule\.mode: sync",
+        match=r"could not join .* give --resume --set sync\.method=direct, or disk where engines are on other machines\.",
     ):
         weights.push(4)
     assert warnings == []

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from data_feeds.sampler import ShuffledPrompts
 from orchestration.evaluation import evaluation_tally
+from orchestration.feed import Batch, Feed
 from orchestration.rollout_metrics import rollout_tally
 from orchestration.run_directory import RunDirectory, read_metrics, read_samples
 from rollouts.records import Group, Prompt
 from rollouts.sampling import Sampling
-from unit_tests.orchestration.scripted_feed import SAMPLES, feed, trained
+from unit_tests.orchestration.scripted_feed import OVERLAP, SAMPLES, feed, trained
 
 
 def test_without_filters_one_call_and_nothing_said() -> None:
@@ -148,15 +149,57 @@ def test_rewards_that_are_not_finite_pass_through_tallies_filters_and_files(rewa
     assert evaluation_tally(made.groups, 0.5, greedy=True).means()["eval/prompts"] == 4
 
 
-def test_what_was_left_out_is_not_asked_again_after_a_restart() -> None:
-    one, scripted, _ = feed(lambda prompt, number: SAMPLES if number == 0 else 1, ["zero_variance"], hold=True)
+def test_in_overlap_what_was_left_out_is_not_asked_again_after_a_restart() -> None:
+    one, scripted, _ = feed(
+        lambda prompt, number: SAMPLES if number == 0 else 1, ["zero_variance"], hold=True, schedule=OVERLAP
+    )
     one.turn(0)
     left_out, *_ = scripted.group_ids
     scripted.finish(left_out)
     one.turn(0)  # takes it in
     one.turn(0)  # asks another
     unfinished = [prompt.prompt_id for prompt in one.unfinished()]
-    assert scripted.prompt_ids[0][0] not in unfinished and len(unfinished) == 4
+    assert scripted.prompt_ids[0][0] not in unfinished and len(unfinished) == 8
+
+
+@pytest.mark.parametrize("cap", [1, 3])
+@pytest.mark.parametrize("stop_after", range(1, 9))
+def test_in_sync_mode_a_step_that_was_broken_off_is_done_again_as_it_was(cap: int, stop_after: int) -> None:
+    """With the groups that were left out in it, which count against max_refill_rounds and are observed by the sampler."""
+
+    def passes(prompt: str, number: int) -> int:
+        return SAMPLES if int(prompt[2:]) % 3 else 1  # most are left out, whenever they are asked
+
+    def begun(stop_after: int | None) -> tuple[Feed, list[list[str]]]:
+        one, scripted, _ = feed(passes, ["zero_variance"], hold=True, max_refill_rounds=cap)
+        observed, done = [], 0
+        one.sampler.observe = lambda groups: observed.append([g.prompt.prompt_id for g in groups])  # type: ignore[method-assign]
+        collect = scripted.collect
+
+        def one_at_a_time(wait_seconds: float) -> list[Group]:
+            nonlocal done
+            if done == stop_after:
+                raise KeyboardInterrupt
+            done += 1
+            scripted.finish(scripted._held[0].group_id)
+            return collect(wait_seconds)
+
+        scripted.collect = one_at_a_time  # type: ignore[method-assign]
+        return one, observed
+
+    def ids(batch: Batch) -> list[list[str]]:
+        return [[group.prompt.prompt_id for group in groups] for groups in (batch.fresh, batch.withdrawn)]
+
+    whole, observed = begun(None)
+    expected = ids(whole.take(0))
+    stopped, _ = begun(min(stop_after, sum(map(len, expected)) - 1))
+    with pytest.raises(KeyboardInterrupt):
+        stopped.take(0)
+    again, observed_again = begun(None)
+    again.sampler.next(len(stopped.unfinished()))  # as its state is restored
+    again.begin_after(0, stopped.unfinished())
+    assert ids(again.take(0)) == expected and observed_again == observed
+    assert again.last.missing == whole.last.missing
 
 
 def test_tokens_that_are_too_old_are_refused() -> None:
