@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from configs.schema import EvalConfig
-from orchestration.command_line import main
+from configs.blocks.rl import EvalConfig
+from orchestration.start.command_line import main
 
 if TYPE_CHECKING:
-    from orchestration.preflight import Checked
-    from orchestration.run_directory import RunDirectory
+    from orchestration.run.directory import RunDirectory
+    from orchestration.start.preflight import Checked
 
 
 def run(config: EvalConfig, checked: Checked, directory: RunDirectory) -> None:

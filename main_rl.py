@@ -6,18 +6,18 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from configs.schema import RLConfig
-from orchestration.command_line import main
+from configs.blocks.rl import RLConfig
+from orchestration.start.command_line import main
 
 if TYPE_CHECKING:
-    from orchestration.preflight import Checked
-    from orchestration.run_directory import RunDirectory
+    from orchestration.run.directory import RunDirectory
+    from orchestration.start.preflight import Checked
 
 
 def run(config: RLConfig, checked: Checked, directory: RunDirectory) -> None:
     from eval.report import LiveReport, write_report  # late: --help, --dry-run and bad input need no Ray
-    from orchestration.loop import run_rl
-    from orchestration.run_directory import afterwards
+    from orchestration.rl.loop import run_rl
+    from orchestration.run.atomic_files import afterwards
 
     with afterwards(lambda: write_report(directory.path)):
         run_rl(config, checked.prompts, directory, LiveReport())

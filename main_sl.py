@@ -19,19 +19,19 @@ _CORES = len(os.sched_getaffinity(0)) // _RANKS
 os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _CORES)))
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from configs.supervised import SLConfig
-from orchestration.command_line import main
+from configs.blocks.supervised import SLConfig
+from orchestration.start.command_line import main
 
 if TYPE_CHECKING:
-    from orchestration.run_directory import RunDirectory
-    from orchestration.supervised_preflight import SLChecked
+    from orchestration.run.directory import RunDirectory
+    from orchestration.start.preflight_sl import SLChecked
 
 
 def run(config: SLConfig, checked: SLChecked, directory: RunDirectory) -> None:
     from eval.report import LiveReport, write_report  # late: --help, --dry-run and bad input need no DeepSpeed
-    from orchestration.launch import is_first_rank
-    from orchestration.run_directory import afterwards
-    from orchestration.supervised import run_sl
+    from orchestration.cluster.launcher_rank import is_first_rank
+    from orchestration.run.atomic_files import afterwards
+    from orchestration.supervised.loop import run_sl
 
     with afterwards(lambda: write_report(directory.path)) if is_first_rank() else nullcontext():
         run_sl(config, checked, directory, LiveReport())

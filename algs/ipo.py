@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from algs.method import MethodParams, PolicyMethod, param
-from algs.preference import log_ratio, logprobs_reported, rewards_reported
+from algs.parts.preference import log_ratio, logprobs_reported, rewards_reported
 from algs.records import PolicyTokens, TokenLoss
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from algs.method import MethodParams, PolicyMethod, param
-from algs.preference import log_ratio
+from algs.parts.preference import log_ratio
 from algs.records import PolicyTokens, TokenLoss
 
 
@@ -41,14 +41,14 @@ class KTO(PolicyMethod):
     def needs(self) -> frozenset[str]:
         return frozenset({"ref_logprobs"})
 
-    def step_sums(self, t: PolicyTokens) -> dict[str, Tensor]:
+    def update_sums(self, t: PolicyTokens) -> dict[str, Tensor]:
         assert t.ref_logprobs is not None
         ones = torch.ones_like(t.logprobs)
         return {"log_ratio": t.logprobs - t.ref_logprobs, "responses": 1 / t.sequence_sum(ones)[t.sequence]}
 
     def loss(self, t: PolicyTokens) -> TokenLoss:
         assert t.chosen is not None, "these are no labelled data"
-        p, s = self.params, t.step_sums
+        p, s = self.params, t.update_sums
         reward = p.beta * log_ratio(t)
         z0 = (p.beta * s["log_ratio"] / s["responses"]).detach().clamp(min=0)
         gain = torch.where(t.chosen, reward - z0, z0 - reward)

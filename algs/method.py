@@ -72,10 +72,10 @@ class PolicyMethod:
         """What the critic learns to predict, [N] float32; asked of methods that need "values"."""
         raise NotImplementedError(f"{type(self).__name__} has a critic but defines no returns")
 
-    def step_sums(self, t: PolicyTokens) -> dict[str, Tensor]:
+    def update_sums(self, t: PolicyTokens) -> dict[str, Tensor]:
         """Per-token quantities, [N] each, whose sums over the whole optimizer step the loss needs before it can begin.
 
-        Defining this costs a forward pass without gradient per optimizer step; the sums come as `t.step_sums`.
+        Defining this costs a forward pass without gradient per optimizer step; the sums come as `t.update_sums`.
         """
         return {}
 

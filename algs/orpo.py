@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from algs.method import MethodParams, PolicyMethod, param
-from algs.preference import logprobs_reported, rewards_reported
+from algs.parts.preference import logprobs_reported, rewards_reported
 from algs.records import PolicyTokens, TokenLoss
 
 CERTAIN = -1e-7  # log P nearest to 0 at which the odds are taken: at 0, float32's rounding of 1, they would be infinite

@@ -40,12 +40,12 @@ class P3O(PolicyMethod):
     def advantages(self, groups: Groups) -> Tensor:
         return advantages.group_zscore(groups)
 
-    def step_sums(self, t: PolicyTokens) -> dict[str, Tensor]:
+    def update_sums(self, t: PolicyTokens) -> dict[str, Tensor]:
         rho = torch.exp(t.logprobs - t.behavior_logprobs)
         return {"rho": rho, "rho_squared": rho.square(), "tokens": torch.ones_like(rho)}
 
     def loss(self, t: PolicyTokens) -> TokenLoss:
-        p, s = self.params, t.step_sums
+        p, s = self.params, t.update_sums
         log_rho = t.logprobs - t.behavior_logprobs
         rho = torch.exp(log_rho)
         # never above 1 but for rounding, which would turn the KL term's sign

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from algs import advantages
 from algs.method import MethodParams, PolicyMethod, param
+from algs.parts.surrogate import clipped
 from algs.records import Groups, PolicyTokens, TokenLoss
-from algs.surrogate import clipped
 
 
 class PPO(PolicyMethod):

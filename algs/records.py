@@ -61,8 +61,8 @@ class PolicyTokens:
     old_values: Tensor | None = None  # [N] V at the start of the step
     returns: Tensor | None = None  # [N] what V should have been: the method's returns()
     chosen: Tensor | None = None  # [S] bool; preference data: the preferred response of its pair, or a desirable one
-    step_sums: dict[str, Tensor] = dataclasses.field(default_factory=dict)
-    # the method's step_sums() over every action token of the optimizer step, all micro-batches and ranks; each a scalar
+    update_sums: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    # the method's update_sums() over every action token of the optimizer step, all micro-batches and ranks; each a scalar
 
     def sequence_sum(self, x: Tensor) -> Tensor:
         """Sum over each trajectory. x [N] -> [S]."""
@@ -109,7 +109,7 @@ class TokenLoss:
     """A method's answer: the loss of each token, and named metrics, which are means over whatever they have one entry of:
     tokens, responses or pairs (reduced as sum and count, never as means of means)."""
 
-    values: Tensor  # [N] float32, minimised
+    loss: Tensor  # [N] float32, minimised
     metrics: dict[str, Tensor] = dataclasses.field(
         default_factory=dict
     )  # each [N], [S] or [P]; detached by the trainer

@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from algs.method import MethodParams, PolicyMethod, param
-from algs.preference import rewards_reported
+from algs.parts.preference import rewards_reported
 from algs.records import PolicyTokens, TokenLoss
 
 

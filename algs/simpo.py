@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.nn.functional import logsigmoid
 
 from algs.method import MethodParams, PolicyMethod, param
-from algs.preference import logprobs_reported, rewards_reported
+from algs.parts.preference import logprobs_reported, rewards_reported
 from algs.records import PolicyTokens, TokenLoss
 
 

@@ -36,7 +36,7 @@ def ours(target: float, folder: Path) -> list[tuple[float, float]]:
 
 
 def our_curve(folder: Path) -> list[tuple[float, float]]:
-    from orchestration.run_directory import read_metrics
+    from orchestration.run.directory import read_metrics
 
     curve, seconds = [], 0.0
     for row in read_metrics(folder):
@@ -54,10 +54,10 @@ def peer(target: float, steps: int) -> list[tuple[float, float]]:
     from transformers import AutoModelForCausalLM, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    from configs.load import load
-    from configs.schema import RLConfig
-    from data_feeds.chat import load_tokenizer
-    from data_feeds.prompts import load_prompts
+    from configs.blocks.rl import RLConfig
+    from configs.reading.load import load
+    from data_feeds.chat.template import load_tokenizer
+    from data_feeds.prompts.prompts import load_prompts
     from rewards.last_number import find_last_number
 
     config = load("configs/grpo.yaml", RLConfig)

@@ -24,7 +24,7 @@ WAYS = ("naive", "chunked")
 def measure(way: str, tokens: int, vocabulary: int, hidden: int, dtype: str) -> dict[str, float]:
     import torch
 
-    from orchestration.logprobs import token_logprobs
+    from orchestration.model.chunked_logprobs import token_logprobs
 
     torch.manual_seed(0)
     states = torch.randn(tokens, hidden).to(getattr(torch, dtype)).requires_grad_()

@@ -38,11 +38,12 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.comparison_report import finished, report
-from configs import yaml_text
-from configs.load import load, to_yaml
-from configs.schema import RLConfig
-from orchestration.console import clock
-from orchestration.run_directory import CONFIG, write_atomically
+from configs.blocks.rl import RLConfig
+from configs.reading import yaml_text
+from configs.reading.load import load, to_yaml
+from orchestration.run.atomic_files import write_atomically
+from orchestration.run.console import clock
+from orchestration.run.directory import CONFIG
 
 METHODS = "grpo,dr_grpo,dapo,cispo,p3o,ppo,rloo,gspo"
 TAIL_LINES = 20  # of a failed run's output

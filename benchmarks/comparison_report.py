@@ -9,10 +9,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from configs import yaml_text
+from configs.reading import yaml_text
 from eval.curve import SMOOTHING_STEPS
-from orchestration.console import heldout_accuracy
-from orchestration.run_directory import CONFIG, read_metrics
+from orchestration.run.console import heldout_accuracy
+from orchestration.run.directory import CONFIG, read_metrics
 
 BASELINE = "grpo"
 

@@ -19,9 +19,9 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from orchestration.cores import bind_to
-from orchestration.devices import environment_for_trainer
-from orchestration.launch import join_ranks
+from orchestration.cluster.cpu_cores import bind_to
+from orchestration.cluster.devices import environment_for_trainer
+from orchestration.cluster.launcher_rank import join_ranks
 
 IDS = 4, 16  # token ids that every model has
 MARK = "core_split "  # begins the lines that are meant for the parent; vLLM prints too
@@ -36,7 +36,7 @@ class Case(NamedTuple):
 
 
 def cases(cores: int) -> list[Case]:
-    """Alone on all cores and on its part; both at once. The trainer's part is as configs/placement.py shares out cores."""
+    """Alone on all cores and on its part; both at once. The trainer's part is as configs/blocks/placement.py shares out cores."""
     engines = max(1, cores // 2)
     trainer = max(1, cores - engines)
     first, last = tuple(range(trainer)), tuple(range(trainer, cores))
@@ -68,8 +68,8 @@ def work(phase: Callable[[], int], seconds: float) -> float:
 
 
 def generate(options: argparse.Namespace) -> float:
-    from rollouts.engine import VLLMEngine
-    from rollouts.sampling import Sampling
+    from rollouts.vllm.engine import VLLMEngine
+    from rollouts.vllm.sampling import Sampling
 
     sampling = Sampling(max_new_tokens=options.new_tokens, seeded=False)
     prompts = np.random.default_rng(0).integers(*IDS, (options.sequences, options.prompt_tokens))
@@ -96,12 +96,12 @@ def train(options: argparse.Namespace) -> float:
     os.environ |= environment_for_trainer("cpu", options.threads)  # before torch is imported
     join_ranks()
     from algs.grpo import GRPO
-    from configs.schema import Model, Train
+    from configs.blocks.rl import Model, Train
     from data_feeds.packing import pack
-    from orchestration.devices import resolve
-    from orchestration.trainer import Trainer
-    from orchestration.trainer_settings import TrainerSettings
-    from rollouts.records import Prompt, Trajectory
+    from orchestration.cluster.devices import resolve
+    from orchestration.trainer.settings import TrainerSettings
+    from orchestration.trainer.trainer import Trainer
+    from records.rollout import Prompt, Trajectory
 
     draw, new = np.random.default_rng(0), options.new_tokens
     trajectories = [

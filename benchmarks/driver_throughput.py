@@ -24,12 +24,12 @@ import psutil
 import torch
 
 from algs.method import PolicyMethod
-from configs.load import method_for
-from configs.schema import RLConfig
-from orchestration.update import prepare_updates
+from configs.blocks.rl import RLConfig
+from configs.reading.load import method_for
+from orchestration.trainer.rl_batches import prepare_updates
+from records.rollout import Group, Prompt, Trajectory
 from rollouts.admission import Admission
 from rollouts.filter import apply_filters, filters_of
-from rollouts.records import Group, Prompt, Trajectory
 
 TARGET_PER_SECOND = 20_000
 MEMORY_POINTS = 10

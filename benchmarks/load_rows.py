@@ -31,10 +31,10 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from configs.supervised_data import SLData
-from data_feeds.chat import load_tokenizer
+from configs.blocks.supervised_data import SLData
+from data_feeds.chat.template import load_tokenizer
+from data_feeds.examples.supervised_data import load_supervised_data
 from data_feeds.packing import pack
-from data_feeds.supervised_feed import load_feed
 
 WORDS = ("a", "quick", "fox", "jumps", "over", "the", "lazy", "dog", "while", "seven", "old", "wizards", "count")
 ROWS_PER_BATCH = 256
@@ -81,7 +81,7 @@ def measure(rows: int, draw: int, model: str) -> Result:
         )
         base = peak = memory_mb("RssAnon")
         started, started_cpu = time.perf_counter(), time.process_time()
-        feed = load_feed(data, "demonstrations", tokenizer, seed=0)
+        feed = load_supervised_data(data, "demonstrations", tokenizer, seed=0)
         opened, opened_cpu = time.perf_counter(), time.process_time()
         peak = max(peak, memory_mb("RssAnon"))
         tokens = micro_batches = drawn = 0

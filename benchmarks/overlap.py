@@ -29,7 +29,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestration.run_directory import checkpoints, read_metrics
+from orchestration.run.directory import checkpoints, read_metrics
 
 HALVES = ["placement.trainer_cores={half}", "placement.engine_cores={half}"]
 JOBS = {

@@ -11,7 +11,7 @@ import statistics
 from pathlib import Path
 
 from benchmarks.overlap import SMOOTHED_STEPS, step_seconds
-from orchestration.run_directory import read_metrics
+from orchestration.run.directory import read_metrics
 
 COLOURS = {"sync": "#9bb8d3", "overlap": "#1f4e79"}
 

@@ -25,9 +25,10 @@ import torch
 import transformers
 
 from data_feeds.packing import MicroBatch, Segment, pack
-from orchestration.devices import resolve
-from orchestration.forward import PolicyModel, to_device
-from rollouts.records import Prompt, Trajectory
+from orchestration.cluster.devices import resolve
+from orchestration.model.policy_model import PolicyModel
+from orchestration.model.prepared_batch import to_device
+from records.rollout import Prompt, Trajectory
 
 VOCABULARY = 8_192
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from orchestration.metric_definitions import PHASES
-from orchestration.run_directory import read_metrics
+from orchestration.metrics.definitions import PHASES
+from orchestration.run.directory import read_metrics
 
 
 def shares(run: Path) -> dict[str, float]:

@@ -19,9 +19,9 @@ from typing import Any
 
 import psutil
 
-from rollouts.engine import VLLMEngine
-from rollouts.engine_settings import cpu_environment
-from rollouts.sampling import Sampling
+from rollouts.vllm.engine import VLLMEngine
+from rollouts.vllm.sampling import Sampling
+from rollouts.vllm.settings import cpu_environment
 
 SUBJECTS = ("bare", "bare_logprobs", "ours", "ours_seeded")
 TARGET = 0.9

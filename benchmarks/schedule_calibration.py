@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.schedule_model import Costs, Plan, Work
-from configs.load import load
-from configs.schema import RLConfig
-from orchestration.run_directory import read_metrics, read_samples, sample_steps
+from configs.blocks.rl import RLConfig
+from configs.reading.load import load
+from orchestration.run.directory import read_metrics
+from orchestration.run.samples import read_samples, sample_steps
 
 WARM_UP_STEPS = 2  # compilation and caches make the first steps slower than the rest
 LEAST_STEPS = 3

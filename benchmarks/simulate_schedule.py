@@ -26,7 +26,7 @@ from pathlib import Path
 
 from benchmarks.schedule_calibration import Calibration, Measured, calibrate, measure, plan_of
 from benchmarks.schedule_model import Costs, Outcome, Plan, Simulation, Work, log_normal
-from orchestration.run_directory import write_atomically
+from orchestration.run.atomic_files import write_atomically
 
 # Round numbers of the order of a 7B model on data-centre GPUs: an example, not a measurement.
 EXAMPLE = Costs(

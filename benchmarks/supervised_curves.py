@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from orchestration.run_directory import read_metrics
+from orchestration.run.directory import read_metrics
 
 INK, SOFT, ACCENT = "#1f4e79", "#9bb8d3", "#c55a11"
 

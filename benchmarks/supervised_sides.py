@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from configs.supervised import SLConfig
-    from data_feeds.examples import Example
+    from configs.blocks.supervised import SLConfig
+    from data_feeds.examples.examples import Example
 
 MAX_TOKENS = 1024  # of an example; the data stays well below
 
@@ -53,7 +53,7 @@ class Step:
 
 
 def our_config(contest: Contest) -> SLConfig:
-    from configs.supervised import SLConfig
+    from configs.blocks.supervised import SLConfig
 
     source: dict[str, Any] = {"file": contest.rows}
     if contest.is_sft:
@@ -81,10 +81,10 @@ def our_config(contest: Contest) -> SLConfig:
 
 def ours(contest: Contest, turns: Connection) -> None:
     """main_sl.py's own loop; it waits for its turn where it writes its report, between steps."""
-    from configs.load import run_directory, to_yaml
-    from orchestration.run_directory import RunDirectory, read_metrics
-    from orchestration.supervised import run_sl
-    from orchestration.supervised_preflight import supervised_preflight
+    from configs.reading.load import run_directory, to_yaml
+    from orchestration.run.directory import RunDirectory, read_metrics
+    from orchestration.start.preflight_sl import supervised_preflight
+    from orchestration.supervised.loop import run_sl
 
     config = our_config(contest)
     checked = supervised_preflight(config)
@@ -172,11 +172,11 @@ def trl_arguments(contest: Contest) -> dict[str, Any]:
 
 def examples_of(contest: Contest) -> list[Example]:
     """Our own tokens, in the order both sides see them."""
-    from configs import algorithm
-    from orchestration.supervised_preflight import load_feed
+    from orchestration.start.preflight_sl import load_supervised_data
+    from plugins import methods as algorithm
 
     config = our_config(contest)
-    return list(load_feed(config, algorithm.built(config.algorithm)).all_training())
+    return list(load_supervised_data(config, algorithm.built(config.algorithm)).all_training())
 
 
 def mean_tokens(contest: Contest) -> int:
@@ -188,7 +188,7 @@ def load_model(contest: Contest) -> tuple[Any, Any]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from data_feeds.chat import load_tokenizer
+    from data_feeds.chat.template import load_tokenizer
 
     model = AutoModelForCausalLM.from_pretrained(contest.model, dtype=torch.float32, attn_implementation="sdpa")
     return model, load_tokenizer(contest.model)

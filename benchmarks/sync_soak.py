@@ -19,7 +19,8 @@ from pathlib import Path
 
 import psutil
 
-from orchestration.run_directory import read_metrics, read_samples, sample_steps
+from orchestration.run.directory import read_metrics
+from orchestration.run.samples import read_samples, sample_steps
 
 ROOT = Path(__file__).resolve().parent.parent
 VICTIMS = ("RolloutActor", "EngineCore", "TrainerActor")  # parts of the processes' titles

@@ -23,12 +23,12 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from configs.sync import SyncMethod
-from orchestration.broadcast import WeightBroadcaster
-from orchestration.devices import resolve
-from orchestration.weight_sync import WeightPublisher
-from rollouts.engine import VLLMEngine
-from rollouts.sampling import Sampling
+from configs.blocks.sync import SyncMethod
+from orchestration.cluster.devices import resolve
+from orchestration.weight_transfer.broadcaster import WeightBroadcaster
+from orchestration.weight_transfer.file_publisher import WeightPublisher
+from rollouts.vllm.engine import VLLMEngine
+from rollouts.vllm.sampling import Sampling
 
 SMOL = Path(__file__).parent.parent / "models" / "SmolLM2-135M-Instruct"
 RESPONSES = 4

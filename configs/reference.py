@@ -13,14 +13,15 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from configs import algorithm, parameters
-from configs.messages import model_of
-from configs.objective import Component
-from configs.schema import EvalConfig, RLConfig
-from configs.supervised import SLConfig
+from configs.blocks.objective import Component
+from configs.blocks.rl import EvalConfig, RLConfig
+from configs.blocks.supervised import SLConfig
+from configs.reading.messages import model_of
+from plugins import methods as algorithm
+from plugins import parameters
 
 if TYPE_CHECKING:
-    from algs.find import Kind
+    from plugins.objective_parts import Kind
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "CONFIG.md"
 SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
@@ -99,7 +100,7 @@ def _methods() -> list[str]:
 
 def _functions(kind: Kind) -> str:
     """A table of our functions of a kind with their parameters."""
-    from algs.find import functions
+    from plugins.objective_parts import functions
 
     rows = [f"| {kind} | what it does | parameters |", "|---|---|---|"]
     for name, function in functions(kind).items():

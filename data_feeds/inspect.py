@@ -14,14 +14,14 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from configs.load import ConfigError, load
-from data_feeds.chat import load_tokenizer, render_chat
+from configs.reading.load import ConfigError, load
+from data_feeds.chat.template import load_tokenizer, render_chat
 
 if TYPE_CHECKING:
-    from configs.schema import EvalConfig, RLConfig
-    from configs.supervised import SLConfig
-    from data_feeds.examples import Example
-    from rollouts.records import Trajectory
+    from configs.blocks.rl import EvalConfig, RLConfig
+    from configs.blocks.supervised import SLConfig
+    from data_feeds.examples.examples import Example
+    from records.rollout import Trajectory
 
 ABOUT = """Print the first examples of a job as the model will see them, after the chat template and the tokenizer.
 
@@ -77,10 +77,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def load_job(path: str, overrides: Sequence[str]) -> Any:
     """The configuration, of whichever kind of job its method (or the lack of one) makes it. Raises: ConfigError."""
-    from configs import algorithm
-    from configs.files import read_job
-    from configs.schema import EvalConfig, RLConfig
-    from configs.supervised import SLConfig
+    from configs.blocks.rl import EvalConfig, RLConfig
+    from configs.blocks.supervised import SLConfig
+    from configs.reading.files import read_job
+    from plugins import methods as algorithm
 
     try:
         raw, _ = read_job(Path(path))
@@ -96,8 +96,8 @@ def load_job(path: str, overrides: Sequence[str]) -> Any:
 
 def show_prompts(console: Console, config: RLConfig | EvalConfig, tokenizer: Any, n: int, ids: bool) -> None:
     """The first prompts that are asked, as token ids for the engine. Raises ValueError as load_prompts."""
-    from data_feeds.prompts import load_prompts
-    from data_feeds.sampler import ShuffledPrompts
+    from data_feeds.prompts.prompts import load_prompts
+    from data_feeds.prompts.sampler import ShuffledPrompts
 
     sets = load_prompts(config.data, tokenizer)
     for number, prompt in enumerate(ShuffledPrompts(sets.train, config.run.seed).next(n), 1):
@@ -113,12 +113,12 @@ def show_prompts(console: Console, config: RLConfig | EvalConfig, tokenizer: Any
 
 
 def show_examples(console: Console, config: SLConfig, tokenizer: Any, n: int, ids: bool) -> None:
-    """The first examples of the first batch, its layout, and what was left out. Raises ValueError as load_feed."""
-    from configs import algorithm
-    from data_feeds.supervised_feed import load_feed
+    """The first examples of the first batch, its layout, and what was left out. Raises ValueError as load_supervised_data."""
+    from data_feeds.examples.supervised_data import load_supervised_data
+    from plugins import methods as algorithm
 
     kind: Any = algorithm.find(config.algorithm.name).data
-    feed = load_feed(config.data, kind, tokenizer, config.run.seed, max_heldout=n)
+    feed = load_supervised_data(config.data, kind, tokenizer, config.run.seed, max_heldout=n)
     batch = feed.sampler.next(max(n, config.train.batch_size))
     for number, example in enumerate(batch[:n], 1):
         for trajectory in example:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_feeds.responses import Responses
-from rollouts.records import Trajectory
+from records.rollout import Trajectory
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from rollouts.records import Trajectory
+from records.rollout import Trajectory
 
 Ints = NDArray[np.int64]
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from data_feeds.chat import render_chat
-from rollouts.records import Prompt, Trajectory
+from data_feeds.chat.template import render_chat
+from records.rollout import Prompt, Trajectory
 
 TASKS = ("sort", "copy", "reverse")
 LENGTH = 4  # digits per prompt

@@ -24,12 +24,12 @@ STEPS, BATCH, LEARNING_RATE = 250, 64, 3e-3
 def teach(untrained: Path, out: Path, seed: int, steps: int = STEPS) -> float:
     """Supervised steps from the model in `untrained`; writes the result to `out` and returns the last loss."""
     from algs.sft import SFT
-    from configs.schema import Model, Train
-    from data_feeds.chat import load_tokenizer
+    from configs.blocks.rl import Model, Train
+    from data_feeds.chat.template import load_tokenizer
     from data_feeds.packing import pack
-    from orchestration.devices import resolve
-    from orchestration.trainer import Trainer
-    from orchestration.trainer_settings import TrainerSettings
+    from orchestration.cluster.devices import resolve
+    from orchestration.trainer.settings import TrainerSettings
+    from orchestration.trainer.trainer import Trainer
 
     train = Train(steps=steps, learning_rate=LEARNING_RATE, schedule="cosine", warmup_steps=10, zero_stage=0)
     model = Model(path=str(untrained), dtype="float32", device="cpu")
@@ -74,7 +74,7 @@ def make(out: Path, seed: int = 0) -> Path:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    from orchestration.devices import environment_for_trainer, free_port
+    from orchestration.cluster.devices import environment_for_trainer, free_port
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="folder to write (default: %(default)s)")

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from orchestration.console import heldout_accuracy
-from orchestration.run_directory import read_metrics, write_atomically
+from orchestration.run.atomic_files import write_atomically
+from orchestration.run.console import heldout_accuracy
+from orchestration.run.directory import read_metrics
 
 WIDTH, HEIGHT = 760, 380
 LEFT, RIGHT, TOP, BOTTOM = 56, 24, 56, 46

@@ -7,19 +7,19 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from configs.schema import EvalConfig
-from data_feeds.prompts import PromptSets
+from configs.blocks.rl import EvalConfig
+from data_feeds.prompts.prompts import PromptSets
 from eval.pass_at_k import ks_up_to, mean_with_interval, pass_at_k
-from orchestration.clock import StepClock
-from orchestration.cluster import started_actors
-from orchestration.console import Console
-from orchestration.evaluation import evaluation_tally
-from orchestration.logs import captured_output
-from orchestration.metrics import Tally
-from orchestration.rollout_metrics import refuse_failed_rewards
-from orchestration.run_directory import RunDirectory, write_atomically
-from rollouts.records import Group
-from rollouts.sampling import Sampling
+from orchestration.metrics.rollouts import evaluation_tally, refuse_failed_rewards
+from orchestration.metrics.step_clock import StepClock
+from orchestration.metrics.tally import Tally
+from orchestration.rl.actors import started_actors
+from orchestration.run.atomic_files import write_atomically
+from orchestration.run.console import Console
+from orchestration.run.directory import RunDirectory
+from orchestration.run.logs import captured_output
+from records.rollout import Group
+from rollouts.vllm.sampling import Sampling
 
 RESULT = "evaluation.json"
 

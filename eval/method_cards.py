@@ -13,23 +13,15 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
-from algs.explain import (
-    DATA,
-    Parameter,
-    advantage,
-    advantage_function,
-    built,
-    papers,
-    parameters,
-    parts,
-)
-from algs.find import find_method
+from algs.introspection.gradient_weights import weights
+from algs.introspection.method_facts import reads
 from algs.method import PolicyMethod
-from algs.probing import reads
-from algs.weight_table import weights
-from configs.algorithm import listed
-from configs.files import read_job
+from configs.reading.files import read_job
 from eval import method_plot, method_tests
+from eval.explain import DATA, Parameter, advantage, advantage_function, papers, parameters, parts
+from plugins.from_text import built
+from plugins.methods import listed
+from plugins.objective_parts import find_method
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs" / "methods"
@@ -47,8 +39,8 @@ in its `Params`. The pages below say when to use it and what to watch. Any of th
 choice, or one of your own:
 
 ```
-python -m algs.explain grpo --set clip_high=0.28
-python -m algs.explain my_lab.my_loss:Mine
+python -m eval.explain grpo --set clip_high=0.28
+python -m eval.explain my_lab.my_loss:Mine
 ```
 
 Your own method takes no registration: [ADD_A_METHOD.md](../ADD_A_METHOD.md).

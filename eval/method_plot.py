@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 
-from algs.explain import built
-from algs.weight_table import weights
+from algs.introspection.gradient_weights import weights
+from plugins.from_text import built
 
 RATIOS = tuple(round(10 ** (k / 50 - 1), 4) for k in range(90))  # 0.1 to 6.03, with 1 among them
 MARGINS = tuple(k / 4 - 10 for k in range(81))  # -10 to 10

@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # A test parametrised over one of these, or over a list made of it, is one that every method passes: the list in
-# unit_tests/algs/method_checks.py, and configs.algorithm.listed().
+# unit_tests/algs/method_checks.py, and plugins.methods.listed().
 EVERY_METHOD = {"NAMES", "listed"}
 
 

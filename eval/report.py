@@ -22,17 +22,10 @@ from typing import Any
 import yaml
 
 from eval.curve import write_curve_svg
-from orchestration.metric_definitions import PHASES, Metric
-from orchestration.metrics import definition, metric_order
-from orchestration.run_directory import (
-    CONFIG,
-    ENVIRONMENT,
-    REPORT,
-    read_metrics,
-    sample_lines,
-    sample_steps,
-    write_atomically,
-)
+from orchestration.metrics.definitions import PHASES, Metric, definition, metric_order
+from orchestration.run.atomic_files import write_atomically
+from orchestration.run.directory import CONFIG, ENVIRONMENT, REPORT, read_metrics
+from orchestration.run.samples import sample_lines, sample_steps
 
 ASSETS = Path(__file__).resolve().parent / "report_assets"
 SCRIPTS = ("charts.js", "samples.js", "page.js")

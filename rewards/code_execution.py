@@ -14,15 +14,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rewards import sandbox
-from rewards.code_tests import Case, CodeCase, StdinCase, ValueCase, read_cases
-from rewards.find import checked_by
-from rewards.sandbox import Isolation, Limits
-from rollouts.records import Trajectory
+from plugins.lookup import checked_by
+from records.rollout import Trajectory
+from rewards.sandbox import run as sandbox
+from rewards.sandbox.code_tests import Case, CodeCase, StdinCase, ValueCase, read_cases
+from rewards.sandbox.run import Isolation, Limits
 
 BLOCK = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
 PYTHON = ("", "py", "python", "python3")
-DRIVER = Path(__file__).with_name("code_driver.py")
+DRIVER = Path(__file__).with_name("sandbox") / "driver.py"
 
 
 def _sandbox_stands(isolation: Isolation, **_: Any) -> None:
@@ -45,7 +45,7 @@ def code_execution(
     """The share of the row's tests that the response's program passes; with `pay: all`, 1 when it passes all, else 0.
 
     The program is the last fenced Python block (`take: block`; 0 without one) or the whole response. Tests are in
-    `tests_column` as rewards/code_tests.py reads them; `setup_column` names Python text that is executed before the
+    `tests_column` as rewards/sandbox/code_tests.py reads them; `setup_column` names Python text that is executed before the
     program. Tests on standard input run the program anew for each, and it must exit with 0; tests in Python share one run.
 
     `seconds` is for all tests together: those not reached count as failed. Keep reward.timeout_seconds a few seconds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollouts.records import Trajectory
+from records.rollout import Trajectory
 
 
 def ended(trajectory: Trajectory) -> float:

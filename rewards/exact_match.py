@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollouts.records import Trajectory
+from records.rollout import Trajectory
 
 
 def exact_match(trajectory: Trajectory, ignore_case: bool = False) -> float:

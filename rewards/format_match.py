@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from rewards.find import checked_by
-from rollouts.records import Trajectory
+from plugins.lookup import checked_by
+from records.rollout import Trajectory
 
 
 def _one_way_to_say_it(pattern: str | None, tags: list[str] | None) -> None:

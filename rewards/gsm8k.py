@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+from records.rollout import Trajectory
 from rewards.last_number import find_first_number, find_last_number
-from rollouts.records import Trajectory
 
 MARK = "####"
 

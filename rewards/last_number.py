@@ -6,7 +6,7 @@ import re
 from decimal import Decimal
 from fractions import Fraction
 
-from rollouts.records import Trajectory
+from records.rollout import Trajectory
 
 # A minus is a sign unless it follows a digit, a letter or a closing bracket: in `4-1` and `x-1` it subtracts.
 # A sign may stand before or after a currency mark. Digits are ASCII only. `1,800` is one number, `1,80` two.

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rewards.find import checked_by
-from rollouts.records import Trajectory
+from plugins.lookup import checked_by
+from records.rollout import Trajectory
 
 
 def _in_order(low: int, high: int, target: int | None) -> None:

@@ -11,11 +11,11 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from rewards import judge_cache
-from rewards.counted import Counted
-from rewards.find import checked_by
-from rewards.judge_client import Answer, JudgeError, ask
-from rollouts.records import Trajectory
+from plugins.lookup import checked_by
+from records.rollout import Trajectory
+from rewards.judge import cache as judge_cache
+from rewards.judge.client import Answer, JudgeError, ask
+from rewards.scoring.counted import Counted
 
 PLACES = re.compile(r"\{(question|answer|response)\}")
 TEMPLATE = """\
@@ -82,7 +82,7 @@ async def llm_judge(
     {answer} and {response} in their places, once; text put in is not searched for places again. The score is what the
     one group of `score_pattern` finds last in its answer. `request` holds further fields of the request.
 
-    A busy or broken endpoint is asked again (`attempts`, rewards/judge_client.py). `cache` names a file that keeps
+    A busy or broken endpoint is asked again (`attempts`, rewards/judge/client.py). `cache` names a file that keeps
     answers by everything that was asked, for all processes and later runs. How many are asked at once is
     reward.concurrency, per scoring process; reward.timeout_seconds covers all attempts and waits.
 

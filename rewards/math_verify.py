@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from math_verify import parse, verify
 from pydantic import Field
 
-from rollouts.records import Trajectory
+from records.rollout import Trajectory
 
 LATEX_MARKS = ("$", "\\boxed", "\\(", "\\[")
 

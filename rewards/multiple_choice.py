@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from rewards.find import checked_by
-from rollouts.records import Trajectory
+from plugins.lookup import checked_by
+from records.rollout import Trajectory
 
 OPTIONS_AT_MOST = 26
 # Words that may follow the letter A where it is a choice; before other words it is an article.

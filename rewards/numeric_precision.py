@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from records.rollout import Trajectory
 from rewards.last_number import NUMBER, find_last_number
-from rollouts.records import Trajectory
 
 KINDS = ("integer", "float", "list", "text")
 LIST = re.compile(r"\[([^\[\]]*)\]")

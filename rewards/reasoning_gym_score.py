@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import reasoning_gym
 
+from records.rollout import Trajectory
 from rewards.last_number import NUMBER
-from rollouts.records import Trajectory
 
 
 def reasoning_gym_score(

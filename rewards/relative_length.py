@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rewards.find import of_group
-from rollouts.records import Group
+from plugins.lookup import of_group
+from records.rollout import Group
 
 
 @of_group

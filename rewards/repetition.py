@@ -7,7 +7,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from rollouts.records import Trajectory
+from records.rollout import Trajectory
 
 
 def repetition(

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rollouts.records import Trajectory
+from records.rollout import Trajectory
 
 
 def reward_model(trajectory: Trajectory, path: str, mean: float = 0.0, scale: float = 1.0) -> float:

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rewards.find import checked_by
-from rollouts.records import Trajectory
+from plugins.lookup import checked_by
+from records.rollout import Trajectory
 
 
 def _buffer_fits(max_tokens: int, buffer_tokens: int, penalty: float) -> None:

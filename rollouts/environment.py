@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rewards.find import find_attribute, find_module
-from rollouts.records import Prompt
+from plugins.lookup import find_attribute, find_module
+from records.rollout import Prompt
 
 
 @dataclass(frozen=True)

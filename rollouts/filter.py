@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from configs.objective import Filter
-from rewards.find import find_function, labels
-from rollouts.records import Group
+from configs.blocks.objective import Filter
+from plugins.lookup import find_function, labels
+from records.rollout import Group
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -15,19 +15,19 @@ from typing import Any
 
 import numpy as np
 
-from configs.schema import Model, Reward
-from data_feeds.chat import load_tokenizer, render_chat
-from rewards.service import ScoringService
-from rollouts.engine import InFlight, LoadReport, Sequences, VLLMEngine
+from configs.blocks.rl import Model, Reward
+from data_feeds.chat.template import load_tokenizer, render_chat
+from records.rollout import Group, Prompt, Trajectory
+from rewards.scoring.service import ScoringService
 from rollouts.environment import find_environment
-from rollouts.records import Group, Prompt, Trajectory
-from rollouts.response import Generation
-from rollouts.sampling import Sampling
-from rollouts.stopwatch import Stopwatch
+from rollouts.vllm.busy_timer import Stopwatch
+from rollouts.vllm.engine import InFlight, LoadReport, Sequences, VLLMEngine
+from rollouts.vllm.response import Generation
+from rollouts.vllm.sampling import Sampling
 
 
 @dataclass(frozen=True)
-class Asking:
+class GroupRequest:
     """One prompt to be asked, and how often."""
 
     group_id: str
@@ -80,13 +80,13 @@ class RolloutWorker:
         """Load the model and the rewards; what does not load raises here."""
         await asyncio.gather(self.engine.start(), self.scoring.start())
 
-    async def ask(self, askings: list[Asking], sampling: Sampling, step: int) -> None:
+    async def ask(self, requests: list[GroupRequest], sampling: Sampling, step: int) -> None:
         """Begin every response of every asking, in this order; returns at once. The groups come out of `collect`."""
-        for asking in askings:
-            assert asking.group_id not in self._under_way, f"group {asking.group_id} is under way already"
-            task = asyncio.create_task(self._asked_group(asking, sampling, step))
-            self._under_way[asking.group_id] = task
-            task.add_done_callback(partial(self._end, asking.group_id))
+        for request in requests:
+            assert request.group_id not in self._under_way, f"group {request.group_id} is under way already"
+            task = asyncio.create_task(self._asked_group(request, sampling, step))
+            self._under_way[request.group_id] = task
+            task.add_done_callback(partial(self._end, request.group_id))
 
     async def collect(self, wait_seconds: float) -> Collected:
         """The groups that finished since the last call; waits at most this long when there are none.
@@ -126,22 +126,22 @@ class RolloutWorker:
         """Short unscored continuations under the weights of this moment, for comparison with the trainer. The engine alone makes
         them: no environment hears of them."""
 
-        async def continued(asking: Asking) -> Trajectory:
-            ids, prompt_id = self._prompt_ids(asking.prompt), f"{asking.prompt.prompt_id}#0"
+        async def continued(request: GroupRequest) -> Trajectory:
+            ids, prompt_id = self._prompt_ids(request.prompt), f"{request.prompt.prompt_id}#0"
             made = await self.engine.generate(ids.tolist(), sampling, step=step, prompt_id=prompt_id, sample=0)
-            return _joined(asking, 0, ids, [_Turn(made, "", [])], made.seconds)
+            return _joined(request, 0, ids, [_Turn(made, "", [])], made.seconds)
 
-        askings = [Asking(f"probe-{i}", prompt, 1) for i, prompt in enumerate(prompts)]
-        found = list(await asyncio.gather(*map(continued, askings)))
+        requests = [GroupRequest(f"probe-{i}", prompt, 1) for i, prompt in enumerate(prompts)]
+        found = list(await asyncio.gather(*map(continued, requests)))
         self._tokens_probed += sum(t.action_tokens for t in found)
         return found
 
-    async def _asked_group(self, asking: Asking, sampling: Sampling, step: int) -> Group:
+    async def _asked_group(self, request: GroupRequest, sampling: Sampling, step: int) -> Group:
         try:
             with self._groups.timing():
-                return await self._group(asking, sampling, step)
+                return await self._group(request, sampling, step)
         except Exception as error:
-            error.add_note(f"in group {asking.group_id}, prompt {asking.prompt.prompt_id}")
+            error.add_note(f"in group {request.group_id}, prompt {request.prompt.prompt_id}")
             raise
 
     def _end(self, group_id: str, _: asyncio.Task[Group]) -> None:
@@ -149,30 +149,30 @@ class RolloutWorker:
             self._ended.append(group_id)
             self._one_ended.set()
 
-    async def _group(self, asking: Asking, sampling: Sampling, step: int) -> Group:
-        prompt_ids = self._prompt_ids(asking.prompt)
+    async def _group(self, request: GroupRequest, sampling: Sampling, step: int) -> Group:
+        prompt_ids = self._prompt_ids(request.prompt)
 
         async def scored(sample: int) -> Trajectory:
             with self._responses.timing():
-                trajectory = await self._trajectory(asking, prompt_ids, sample, sampling, step)
+                trajectory = await self._trajectory(request, prompt_ids, sample, sampling, step)
             return trajectory if trajectory.reward is not None else await self.scoring.score(trajectory)
 
-        tasks = [asyncio.create_task(scored(sample)) for sample in range(asking.samples)]
+        tasks = [asyncio.create_task(scored(sample)) for sample in range(request.samples)]
         try:
             trajectories = await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()  # when one failed, nobody needs the others
-        return await self.scoring.score_group(Group(asking.group_id, asking.prompt, trajectories))
+        return await self.scoring.score_group(Group(request.group_id, request.prompt, trajectories))
 
     def _prompt_ids(self, prompt: Prompt) -> np.ndarray:
         return np.asarray(render_chat(self.tokenizer, prompt.messages), dtype=np.int32)
 
     async def _trajectory(
-        self, asking: Asking, prompt_ids: np.ndarray, sample: int, sampling: Sampling, step: int
+        self, request: GroupRequest, prompt_ids: np.ndarray, sample: int, sampling: Sampling, step: int
     ) -> Trajectory:
         environment = self.environment_class()
-        environment.reset(asking.prompt)
+        environment.reset(request.prompt)
         context = prompt_ids.tolist()
         turns: list[_Turn] = []
         seconds = 0.0
@@ -181,9 +181,9 @@ class RolloutWorker:
                 context,
                 sampling,
                 step=step,
-                prompt_id=f"{asking.prompt.prompt_id}#{len(turns)}",
-                sample=asking.first_sample + sample,
-                oldest_version=asking.oldest_version,
+                prompt_id=f"{request.prompt.prompt_id}#{len(turns)}",
+                sample=request.first_sample + sample,
+                oldest_version=request.oldest_version,
             )
             seconds += made.seconds
             text = self.tokenizer.decode(made.token_ids, skip_special_tokens=True)
@@ -194,7 +194,7 @@ class RolloutWorker:
             if answer.token_ids is None:
                 raise ValueError(f"{type(environment).__name__}: an observation must be given as token_ids")
             context += [*made.token_ids.tolist(), *turns[-1].observation]
-        trajectory = _joined(asking, sample, prompt_ids, turns, seconds)
+        trajectory = _joined(request, sample, prompt_ids, turns, seconds)
         if answer.reward is not None:
             trajectory.reward, trajectory.reward_parts = answer.reward, {"environment": answer.reward}
         return trajectory
@@ -222,7 +222,9 @@ class RolloutWorker:
         await self.engine.shutdown()
 
 
-def _joined(asking: Asking, sample: int, prompt_ids: np.ndarray, turns: list[_Turn], seconds: float) -> Trajectory:
+def _joined(
+    request: GroupRequest, sample: int, prompt_ids: np.ndarray, turns: list[_Turn], seconds: float
+) -> Trajectory:
     """One trajectory of all turns: what was generated is trained on, what was observed is context."""
     ids, logprobs, versions, actions, numbers = [], [], [], [], []
     for number, turn in enumerate(turns):
@@ -234,8 +236,8 @@ def _joined(asking: Asking, sample: int, prompt_ids: np.ndarray, turns: list[_Tu
         actions += [np.ones(len(turn.made.token_ids), dtype=np.bool_), np.zeros(observed, dtype=np.bool_)]
         numbers.append(np.full(len(turn.made.token_ids) + observed, number, dtype=np.int32))
     return Trajectory(
-        prompt=asking.prompt,
-        group_id=asking.group_id,
+        prompt=request.prompt,
+        group_id=request.group_id,
         sample=sample,
         prompt_ids=prompt_ids,
         token_ids=np.concatenate(ids),

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from algs import explain
-from algs.probing import made_up_groups, made_up_tokens
-from configs.components import advantage_for, corrections_for
-from configs.load import load, method_for
-from configs.schema import RLConfig
-from rewards.find import find_reward
+from algs.introspection.method_facts import made_up_groups, made_up_tokens
+from configs.blocks.rl import RLConfig
+from configs.reading.load import load, method_for
+from eval import explain
+from plugins.components import advantage_for, corrections_for
+from plugins.lookup import find_reward
+from records.rollout import Group, Prompt, Trajectory
 from rollouts.filter import apply_filters, filters_of
-from rollouts.records import Group, Prompt, Trajectory
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "ADD_A_METHOD.md"
@@ -66,10 +66,10 @@ def test_method_has_its_parameters_and_gradient(config) -> None:
     tokens = made_up_tokens()
     tokens = dataclasses.replace(tokens, logprobs=tokens.logprobs.detach().requires_grad_())
     answer = method.loss(tokens)
-    (slope,) = torch.autograd.grad(answer.values.sum(), tokens.logprobs)
+    (slope,) = torch.autograd.grad(answer.loss.sum(), tokens.logprobs)
     ratio = np.exp(tokens.logprobs.detach().double().numpy() - tokens.old_logprobs.double().numpy())
     np.testing.assert_allclose(slope, -(ratio**0.7) * tokens.advantages.numpy(), rtol=1e-4)
-    assert answer.metrics["weight"].shape == answer.values.shape
+    assert answer.metrics["weight"].shape == answer.loss.shape
     with pytest.raises(ValueError, match="power"):
         load("my_lab/mine.yaml", RLConfig, overrides=["algorithm.power=2"])
     with pytest.raises(ValueError, match="did you mean"):
@@ -127,7 +127,7 @@ def test_own_reward_pays(config) -> None:
 
 
 def test_explain_shows_it(lab, monkeypatch, capsys) -> None:
-    """python -m algs.explain my_lab.my_loss:Mine: formula, parameter, advantage, and the weight 10^0.5 at r = 10."""
+    """python -m eval.explain my_lab.my_loss:Mine: formula, parameter, advantage, and the weight 10^0.5 at r = 10."""
     monkeypatch.syspath_prepend(lab)  # python -m puts the folder it runs in there
     assert explain.main(["my_lab.my_loss:Mine"]) == 0
     shown = capsys.readouterr().out

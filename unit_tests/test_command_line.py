@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from configs.load import load, to_yaml
-from configs.schema import RLConfig
-from orchestration import command_line
-from orchestration.resume import DriverState
-from orchestration.run_directory import RunDirectory
+from configs.blocks.rl import RLConfig
+from configs.reading.load import load, to_yaml
+from orchestration.run.directory import RunDirectory
+from orchestration.run.resume import DriverState
+from orchestration.start import command_line
 from unit_tests.tiny_model import write_tiny_model
 
 ROOT = Path(__file__).resolve().parent.parent

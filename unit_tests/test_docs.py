@@ -14,9 +14,9 @@ import torch
 import yaml
 
 from algs.records import Groups, PolicyTokens
-from configs.schema import Data, Reward, Rollout
-from rewards.find import check_params
-from rollouts.records import Group, Prompt, Trajectory
+from configs.blocks.rl import Data, Reward, Rollout
+from plugins.lookup import check_params
+from records.rollout import Group, Prompt, Trajectory
 
 ROOT = Path(__file__).parent.parent
 
@@ -53,7 +53,7 @@ def test_method_in_contributing_trains(module_of) -> None:
     logprobs = torch.full((5,), -1.0, requires_grad=True)
     zeros = torch.zeros(5)
     tokens = PolicyTokens(logprobs, zeros, zeros, found, zeros, torch.arange(5), group, zeros.long())
-    method.loss(tokens).values.sum().backward()
+    method.loss(tokens).loss.sum().backward()
     assert torch.equal(logprobs.grad, -2.0 * found)
 
 

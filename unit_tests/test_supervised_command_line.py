@@ -16,9 +16,9 @@ import psutil
 import pytest
 import yaml
 
-from configs.supervised import SLConfig
-from orchestration import command_line
-from orchestration.run_directory import checkpoints, read_metrics
+from configs.blocks.supervised import SLConfig
+from orchestration.run.directory import checkpoints, read_metrics
+from orchestration.start import command_line
 from unit_tests.tiny_model import write_tiny_model
 
 ROOT = Path(__file__).resolve().parent.parent

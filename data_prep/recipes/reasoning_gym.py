@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from configs.source import Source
-from data_feeds.sources import read_source
+from configs.blocks.source import Source
+from data_feeds.reading.sources import read_source
 from data_prep.recipe import TEXT, Generated, Row
 from data_prep.writing import digest
 

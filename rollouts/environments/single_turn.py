@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from records.rollout import Prompt
 from rollouts.environment import Step
-from rollouts.records import Prompt
 
 
 class SingleTurn:

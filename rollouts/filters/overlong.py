@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from records.rollout import Group
 from rollouts.filter import group_filter
-from rollouts.records import Group
 
 
 @group_filter(refill=False)

@@ -6,9 +6,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rewards.find import checked_by
+from plugins.lookup import checked_by
+from records.rollout import Group
 from rollouts.filter import group_filter
-from rollouts.records import Group
 
 
 def _band(low: float, high: float, threshold: float) -> None:

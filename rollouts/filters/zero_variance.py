@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
+from records.rollout import Group, paid_alike
 from rollouts.filter import group_filter
-from rollouts.records import Group, paid_alike
 
 
 @group_filter(refill=True)

@@ -13,9 +13,9 @@ import torch
 from hypothesis import strategies as st
 
 import algs
-from algs.find import find_method
 from algs.method import PolicyMethod
 from algs.records import Groups, PolicyTokens
+from plugins.objective_parts import find_method
 from unit_tests.algs import reference
 from unit_tests.algs.reference import Array, Ragged, Step
 
@@ -119,8 +119,8 @@ def tensor(x: Array) -> torch.Tensor:
 def policy_tokens(step: Step, method: PolicyMethod, part: list[int] | None = None) -> PolicyTokens:
     """The tokens of the trajectories in `part`, in that order (default: all), with the sums over the whole step."""
     whole = _tokens(step, list(range(len(step.lengths))))
-    sums = {name: x.detach().double().sum().float() for name, x in method.step_sums(whole).items()}
-    return dataclasses.replace(whole if part is None else _tokens(step, part), step_sums=sums)
+    sums = {name: x.detach().double().sum().float() for name, x in method.update_sums(whole).items()}
+    return dataclasses.replace(whole if part is None else _tokens(step, part), update_sums=sums)
 
 
 def _tokens(step: Step, part: list[int]) -> PolicyTokens:
@@ -152,7 +152,7 @@ def positions(step: Step, part: list[int]) -> Array:
 def gradient(method: PolicyMethod, step: Step, weights: Array | None = None) -> Array:
     """Of sum(weights * loss) in the log-probabilities, [N]; weights default to 1."""
     t = policy_tokens(step, method)
-    values = method.loss(t).values
+    values = method.loss(t).loss
     (found,) = torch.autograd.grad(
         values @ (torch.ones_like(values) if weights is None else tensor(weights)), t.logprobs
     )
@@ -169,8 +169,8 @@ def check_values(name: str, reference: Any, step: Step, **params: Any) -> None:
     method = make(name, **params)
     answer = method.loss(policy_tokens(step, method))
     expected = np.array(reference(step, step.logp, step.logp, **params))
-    assert answer.values.dtype == torch.float32 and answer.values.shape == (len(step.logp),)
-    np.testing.assert_allclose(answer.values.detach().double().numpy(), expected, rtol=2e-5, atol=2e-5)
+    assert answer.loss.dtype == torch.float32 and answer.loss.shape == (len(step.logp),)
+    np.testing.assert_allclose(answer.loss.detach().double().numpy(), expected, rtol=2e-5, atol=2e-5)
     entries = {
         len(step.logp),
         len(step.lengths),

@@ -14,8 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algs import kl
-from algs.aggregation import token_weights
+from algs.parts import kl
+from algs.parts.aggregation import token_weights
 from unit_tests.algs.method_checks import make, policy_tokens, random_step, tensor
 
 with warnings.catch_warnings():
@@ -111,7 +111,7 @@ def ours(step, name, aggregation, beta=0.0, **params):
     """The same of our method under our aggregation."""
     method = make(name, **params)
     t = policy_tokens(step, method)
-    values = method.loss(t).values
+    values = method.loss(t).loss
     if beta:
         values = values + beta * kl.estimate("k3", t.logprobs, t.ref_logprobs)
     per_trajectory = token_weights(aggregation, torch.tensor(step.lengths), torch.tensor(step.group), MAX_NEW_TOKENS)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algs.aggregation import token_weights
+from algs.parts.aggregation import token_weights
 from unit_tests.algs import reference
 from unit_tests.algs.method_checks import (
     check_gradient,
@@ -50,7 +50,7 @@ def test_gradient_equals_finite_differences(step, params):
 @given(pair_steps())
 def test_prompt_mean_is_the_mean_over_pairs(step):
     """Under its aggregation the sum over tokens is the mean of the pairs' losses, however long the responses are."""
-    values = answer(step).values.double()
+    values = answer(step).loss.double()
     per_trajectory = token_weights(make("dpo").aggregation, torch.tensor(step.lengths), torch.tensor(step.group), 10)
     total = (per_trajectory.double().repeat_interleave(torch.tensor(step.lengths)) * values).sum().item()
     expected = reference.dpo(step, step.logp, step.logp)
@@ -63,7 +63,7 @@ def test_prompt_mean_is_the_mean_over_pairs(step):
 def test_at_the_reference_the_loss_is_log_2(step, params):
     """With pi = pi_ref every margin is 0: the loss is log 2, whatever the lengths and the parameters."""
     found = answer(dataclasses.replace(step, ref=step.logp), **params)
-    np.testing.assert_allclose(found.values.detach(), math.log(2), rtol=1e-6)
+    np.testing.assert_allclose(found.loss.detach(), math.log(2), rtol=1e-6)
     assert not found.metrics["margin"].any() and not found.metrics["accuracy"].any()
 
 
@@ -93,16 +93,16 @@ def test_swapping_the_labels_flips_the_margin():
 def test_label_smoothing_mixes_the_loss_with_that_of_swapped_labels():
     """With share ε of wrong labels the loss is (1 − ε) of DPO's plus ε of DPO's on the swapped pair; ε = 0 is DPO."""
     swapped = dataclasses.replace(STEP, chosen=[not c for c in STEP.chosen])
-    expected = 0.7 * answer(STEP).values + 0.3 * answer(swapped).values
-    torch.testing.assert_close(answer(STEP, label_smoothing=0.3).values, expected)
-    torch.testing.assert_close(answer(STEP, label_smoothing=0.0).values, answer(STEP).values, rtol=0, atol=0)
+    expected = 0.7 * answer(STEP).loss + 0.3 * answer(swapped).loss
+    torch.testing.assert_close(answer(STEP, label_smoothing=0.3).loss, expected)
+    torch.testing.assert_close(answer(STEP, label_smoothing=0.0).loss, answer(STEP).loss, rtol=0, atol=0)
 
 
 def test_length_normalisation_takes_means():
     """A response's summed log-ratio grows with its length, its mean does not: the two losses differ but for length 1."""
     ones = random_pairs([1, 1, 1, 1], np.random.default_rng(1))
-    torch.testing.assert_close(answer(ones).values, answer(ones, length_normalized=True).values)
-    assert not torch.allclose(answer(STEP).values, answer(STEP, length_normalized=True).values, rtol=1e-2)
+    torch.testing.assert_close(answer(ones).loss, answer(ones, length_normalized=True).loss)
+    assert not torch.allclose(answer(STEP).loss, answer(STEP, length_normalized=True).loss, rtol=1e-2)
     summed = answer(STEP).metrics["chosen_reward"]
     mean = answer(STEP, length_normalized=True).metrics["chosen_reward"]
     lengths = torch.tensor([STEP.lengths[w] for w, _ in reference.pairs(STEP)])

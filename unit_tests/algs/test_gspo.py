@@ -59,7 +59,7 @@ def test_both_levels_have_one_value():
     """The token level has the sequence level's loss values; only its gradient is put on the tokens differently."""
     step = random_step([3, 2], [4, 1, 7, 2, 5], np.random.default_rng(1), by_token=True)
     sequence, token = (make("gspo", level=level) for level in ("sequence", "token"))
-    values = [m.loss(policy_tokens(step, m)).values.detach().numpy() for m in (sequence, token)]
+    values = [m.loss(policy_tokens(step, m)).loss.detach().numpy() for m in (sequence, token)]
     np.testing.assert_allclose(*values, rtol=1e-6)
     assert not np.allclose(gradient(sequence, step), gradient(token, step))
 

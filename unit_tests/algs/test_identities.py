@@ -31,7 +31,7 @@ def same(one, other, step, rtol=1e-5):
 
 
 def values(method, step):
-    return method.loss(policy_tokens(step, method)).values.detach().numpy()
+    return method.loss(policy_tokens(step, method)).loss.detach().numpy()
 
 
 @settings(max_examples=40)
@@ -91,7 +91,7 @@ def test_cispo_without_a_binding_cap_is_reinforce_with_token_importance_sampling
     step = dataclasses.replace(STEP, old=STEP.mu)
     t = policy_tokens(step, make("reinforce"))
     tis = corrections.token_truncate(dataclasses.replace(t, old_logprobs=t.logprobs.detach()), cap=1e9).weights
-    (expected,) = torch.autograd.grad((tis * make("reinforce").loss(t).values).sum(), t.logprobs)
+    (expected,) = torch.autograd.grad((tis * make("reinforce").loss(t).loss).sum(), t.logprobs)
     np.testing.assert_allclose(gradient(make("cispo", ratio_cap=1e9), step), expected, rtol=1e-5, atol=1e-6)
     assert not np.allclose(gradient(make("cispo", ratio_cap=1.0), step), expected)
 

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algs.aggregation import MODES, token_weights
+from algs.parts.aggregation import MODES, token_weights
 from unit_tests.algs.method_checks import (
     NAMES,
     inseparable,
@@ -33,7 +33,7 @@ def summed(method, step, weights, parts):
     for part in parts:
         t, index = policy_tokens(step, method, part), positions(step, part)
         answer = method.loss(t)
-        total = answer.values if answer.critic is None else answer.values + answer.critic
+        total = answer.loss if answer.critic is None else answer.loss + answer.critic
         total = (tensor(weights[index]) * total).double().sum()
         found = torch.autograd.grad(total, (t.logprobs, t.values), allow_unused=True)
         loss += total.item()
@@ -85,11 +85,11 @@ def test_the_check_can_fail():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_sums_over_the_step_are_exact_sums_of_micro_batches(name):
-    """step_sums gives one number per token, whose sums over micro-batches are those over the step."""
+    """update_sums gives one number per token, whose sums over micro-batches are those over the step."""
     step = random_pairs([4, 1, 7, 2, 5, 3], np.random.default_rng(1))
     method = make(name)
-    whole = method.step_sums(policy_tokens(step, method))
-    parts = [method.step_sums(policy_tokens(step, method, part)) for part in ([4, 0], [2], [1, 3, 5])]
+    whole = method.update_sums(policy_tokens(step, method))
+    parts = [method.update_sums(policy_tokens(step, method, part)) for part in ([4, 0], [2], [1, 3, 5])]
     for key, values in whole.items():
         assert values.shape == step.logp.shape
         total = sum(part[key].double().sum().item() for part in parts)

@@ -46,7 +46,7 @@ def test_the_minimum_is_at_margin_1_over_2_tau(tau):
         ref[here] -= 1 / (2 * tau) + distance
         method, at = make("ipo", tau=tau), dataclasses.replace(step, ref=ref)
         answer = method.loss(policy_tokens(at, method))
-        assert answer.values.tolist() == pytest.approx([distance**2] * 5, abs=1e-5)
+        assert answer.loss.tolist() == pytest.approx([distance**2] * 5, abs=1e-5)
         assert answer.metrics["margin"].item() == pytest.approx(0.5 + tau * distance, abs=1e-5)
         slope = gradient(method, at)[here]
         assert np.abs(slope).max() < 1e-5 if distance == 0 else (slope * distance > 0).all()

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algs.aggregation import token_weights
+from algs.parts.aggregation import token_weights
 from unit_tests.algs import reference
 from unit_tests.algs.method_checks import (
     check_gradient,
@@ -64,7 +64,7 @@ def test_sequence_mean_is_the_mean_over_responses():
     """Under its aggregation the sum over tokens is the mean of the responses' losses, also where prompts repeat."""
     step = random_step([3, 1, 2], [4, 1, 7, 2, 5, 3], np.random.default_rng(1))
     method = make("kto")
-    values = method.loss(policy_tokens(step, method)).values.double()
+    values = method.loss(policy_tokens(step, method)).loss.double()
     per_trajectory = token_weights(method.aggregation, torch.tensor(step.lengths), torch.tensor(step.group), 10)
     total = (per_trajectory.double().repeat_interleave(torch.tensor(step.lengths)) * values).sum().item()
     expected = reference.kto(step, step.logp, step.logp)

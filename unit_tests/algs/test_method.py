@@ -7,10 +7,10 @@ from typing import Annotated, get_type_hints
 
 import pytest
 
-from algs.find import find_function, find_method, functions, functions_in
 from algs.grpo import GRPO
 from algs.method import knob
 from algs.records import Groups
+from plugins.objective_parts import find_function, find_method, functions, functions_in
 
 
 def test_file_name_and_dotted_path(tmp_path, monkeypatch):
@@ -31,7 +31,7 @@ def test_file_name_and_dotted_path(tmp_path, monkeypatch):
     [
         ("grop", "no module algs.grop"),
         ("algs.grpo:GROP", "no PolicyMethod called GROP"),
-        ("algs.kl", "must define one PolicyMethod, found none"),
+        ("algs.parts.kl", "must define one PolicyMethod, found none"),
         ("nowhere.at_all:Mine", "no module nowhere.at_all"),
     ],
 )

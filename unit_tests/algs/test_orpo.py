@@ -58,7 +58,7 @@ def test_odds_are_those_of_the_geometric_mean(likely):
     metrics = {name: x.item() for name, x in answer.metrics.items()}
     assert metrics["chosen_reward"] == pytest.approx(math.log(likely / (1 - likely)), rel=1e-4)
     assert metrics["nll"] == pytest.approx(-math.log(likely), rel=1e-5)
-    assert answer.values[0].item() == pytest.approx(metrics["nll"] + 0.5 * metrics["odds_loss"], rel=1e-5)
+    assert answer.loss[0].item() == pytest.approx(metrics["nll"] + 0.5 * metrics["odds_loss"], rel=1e-5)
 
 
 @pytest.mark.parametrize("certain", [True, False])
@@ -69,6 +69,6 @@ def test_a_response_of_probability_1_has_a_finite_loss_and_gradient(certain):
     logp[list(step.slices[step.chosen.index(certain)])] = 0.0
     method = make("orpo")
     t = policy_tokens(dataclasses.replace(step, logp=logp), method)
-    values = method.loss(t).values
+    values = method.loss(t).loss
     (slope,) = torch.autograd.grad(values.sum(), t.logprobs)
     assert torch.isfinite(values).all() and torch.isfinite(slope).all()

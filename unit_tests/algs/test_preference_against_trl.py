@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algs.aggregation import token_weights
+from algs.parts.aggregation import token_weights
 from unit_tests.algs import reference
 from unit_tests.algs.method_checks import make, pair_steps, policy_tokens, random_pairs, steps, tensor
 
@@ -143,7 +143,7 @@ def ours(step, name, **params):
     t = policy_tokens(step, method)
     answer = method.loss(t)
     weights = token_weights(method.aggregation, torch.tensor(step.lengths), torch.tensor(step.group), 0)
-    loss = (weights[t.sequence] * answer.values).sum()
+    loss = (weights[t.sequence] * answer.loss).sum()
     (slope,) = torch.autograd.grad(loss, t.values if name == "reward_model" else t.logprobs)
     return loss.item(), slope.numpy(), {key: x.detach().double().mean().item() for key, x in answer.metrics.items()}
 

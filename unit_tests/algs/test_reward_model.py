@@ -17,7 +17,7 @@ PARAMS = st.sampled_from([{}, {"margin": 0.5}, {"centering": 0.01}, {"margin": 1
 
 def slope_in_values(method, step):
     t = policy_tokens(step, method)
-    values = method.loss(t).values
+    values = method.loss(t).loss
     return torch.autograd.grad(values.sum(), t.values)[0].double().numpy()
 
 
@@ -28,7 +28,7 @@ def test_values_equal_the_formula(step, params):
     method = make("reward_model", **params)
     answer = method.loss(policy_tokens(step, method))
     expected = reference.reward_model(step, step.value, **params)
-    np.testing.assert_allclose(answer.values.detach(), expected, rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(answer.loss.detach(), expected, rtol=2e-5, atol=2e-6)
     assert answer.critic is None and {x.shape for x in answer.metrics.values()} == {(len(set(step.group)),)}
 
 
@@ -50,7 +50,7 @@ def test_equal_scores_cost_log_2_and_centering_alone_moves_their_sum():
     step = random_pairs([1, 1], np.random.default_rng(0))
     level = dataclasses.replace(step, value=np.full(2, 3.0))
     method = make("reward_model")
-    assert method.loss(policy_tokens(level, method)).values.tolist() == pytest.approx([math.log(2)] * 2)
+    assert method.loss(policy_tokens(level, method)).loss.tolist() == pytest.approx([math.log(2)] * 2)
     signs = np.where(step.chosen, -1, 1)
     np.testing.assert_allclose(slope_in_values(method, level) / 2, 0.5 * signs)  # on both of the pair's tokens
     centred = slope_in_values(make("reward_model", centering=0.01), level) / 2
@@ -76,5 +76,5 @@ def test_it_is_dpo_with_scores_for_rewards():
     for tokens, h in zip(step.slices, reference.log_ratios_of_responses(step, step.logp, False), strict=True):
         value[tokens[-1]] = 0.3 * h
     step = dataclasses.replace(step, value=value)
-    one, other = (m.loss(policy_tokens(step, m)).values for m in (make("reward_model"), make("dpo", beta=0.3)))
+    one, other = (m.loss(policy_tokens(step, m)).loss for m in (make("reward_model"), make("dpo", beta=0.3)))
     torch.testing.assert_close(one, other)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algs.aggregation import token_weights
+from algs.parts.aggregation import token_weights
 from unit_tests.algs import reference
 from unit_tests.algs.method_checks import check_gradient, check_values, make, policy_tokens, steps, tensor
 
@@ -29,7 +29,7 @@ def test_the_loss_of_a_step_is_torchs_cross_entropy(step, seed):
     rng = np.random.default_rng(seed)
     logits, targets = tensor(rng.normal(0, 2, (n, 7))).requires_grad_(), torch.tensor(rng.integers(0, 7, n))
     logprobs = logits.log_softmax(1)[torch.arange(n), targets]
-    values = method.loss(dataclasses.replace(policy_tokens(step, method), logprobs=logprobs)).values
+    values = method.loss(dataclasses.replace(policy_tokens(step, method), logprobs=logprobs)).loss
     weights = token_weights(method.aggregation, torch.tensor(step.lengths), torch.tensor(step.group), 0)
     loss = (weights.repeat_interleave(torch.tensor(step.lengths)) * values).sum()
     expected = torch.nn.functional.cross_entropy(logits, targets)

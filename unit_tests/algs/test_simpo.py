@@ -43,7 +43,7 @@ def test_without_gamma_it_is_length_normalised_dpo_without_a_reference(step, bet
     """With γ = 0 loss and gradient are those of DPO on means, with log π_ref = 0 in the reference's place."""
     without = dataclasses.replace(step, ref=np.zeros_like(step.logp))
     simpo, dpo = make("simpo", beta=beta, gamma=0.0), make("dpo", beta=beta, length_normalized=True)
-    one, other = (m.loss(policy_tokens(without, m)).values for m in (simpo, dpo))
+    one, other = (m.loss(policy_tokens(without, m)).loss for m in (simpo, dpo))
     torch.testing.assert_close(one, other)
     np.testing.assert_allclose(gradient(simpo, without), gradient(dpo, without), rtol=1e-5, atol=1e-7)
 
@@ -56,7 +56,7 @@ def test_the_chosen_must_win_by_gamma():
         logp[list(step.slices[step.chosen.index(True)])] += margin / 2.0
         method = make("simpo", beta=2.0, gamma=1.5)
         answer = method.loss(policy_tokens(dataclasses.replace(step, logp=logp), method))
-        assert answer.values.tolist() == pytest.approx([expected] * 4, rel=1e-5)
+        assert answer.loss.tolist() == pytest.approx([expected] * 4, rel=1e-5)
         assert answer.metrics["margin"].item() == pytest.approx(margin)
 
 
@@ -65,4 +65,4 @@ def test_no_reference_is_asked_for():
     method = make("simpo")
     t = policy_tokens(random_pairs([2, 3], np.random.default_rng(0)), method)
     assert method.needs() == frozenset()
-    assert torch.isfinite(method.loss(dataclasses.replace(t, ref_logprobs=None)).values).all()
+    assert torch.isfinite(method.loss(dataclasses.replace(t, ref_logprobs=None)).loss).all()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from algs import kl
+from algs.parts import kl
 from unit_tests.algs.method_checks import (
     NAMES,
     gradient,
@@ -67,9 +67,9 @@ def test_trap_2_p3os_kl_term_has_its_divergences_gradient(direction):
             logprobs=log_pi,
             behavior_logprobs=log_mu,
             advantages=torch.zeros(5, dtype=torch.float64),
-            step_sums={"rho": torch.tensor(6.0), "rho_squared": torch.tensor(6.0), "tokens": torch.tensor(8.0)},
+            update_sums={"rho": torch.tensor(6.0), "rho_squared": torch.tensor(6.0), "tokens": torch.tensor(8.0)},
         )
-        return method.loss(t).values
+        return method.loss(t).loss
 
     found = expected_gradient(per_token)
     np.testing.assert_allclose(found, (1 - 0.75) * true_gradient(direction), rtol=1e-5, atol=1e-8)
@@ -106,7 +106,7 @@ def test_trap_4_a_non_finite_logprob_is_never_laundered(name, bad):
     (step.value if name == "reward_model" else step.logp)[at] = bad
     method = make(name)
     t = policy_tokens(step, method)
-    values = method.loss(t).values
+    values = method.loss(t).loss
     (slope,) = torch.autograd.grad(values.sum(), t.values if name == "reward_model" else t.logprobs)
     if math.isnan(bad):
         assert torch.isnan(values[at])
@@ -174,10 +174,10 @@ def test_trap_7_each_method_reads_mu_or_pi_old_and_only_one_reads_both(name):
     step = step_for(name)
     method, moved = make(name), tensor(np.linspace(-0.3, 0.4, len(step.logp)))
     t = policy_tokens(step, method)
-    plain = method.loss(t).values
-    reads_old = not torch.equal(method.loss(dataclasses.replace(t, old_logprobs=t.old_logprobs + moved)).values, plain)
+    plain = method.loss(t).loss
+    reads_old = not torch.equal(method.loss(dataclasses.replace(t, old_logprobs=t.old_logprobs + moved)).loss, plain)
     reads_mu = not torch.equal(
-        method.loss(dataclasses.replace(t, behavior_logprobs=t.behavior_logprobs + moved)).values, plain
+        method.loss(dataclasses.replace(t, behavior_logprobs=t.behavior_logprobs + moved)).loss, plain
     )
     expected_old = name not in READS["mu"] | READS["neither"]
     assert (reads_old, reads_mu) == (expected_old, name in READS["mu"] | READS["both"])

@@ -16,10 +16,10 @@ import pytest
 from benchmarks.compare_methods import Job, eval_every, main, parsed, planned, seconds_left, sole_user, train, waiting
 from benchmarks.comparison_figure import band, draw
 from benchmarks.comparison_report import Run, finished, markdown_table, report
-from configs.load import load, to_yaml
-from configs.schema import RLConfig
-from orchestration.metrics import time_metrics
-from orchestration.run_directory import RunDirectory
+from configs.blocks.rl import RLConfig
+from configs.reading.load import load, to_yaml
+from orchestration.metrics.tally import time_metrics
+from orchestration.run.directory import RunDirectory
 
 ROOT = Path(__file__).parent.parent.parent
 STEPS = 10

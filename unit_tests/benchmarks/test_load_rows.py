@@ -7,7 +7,7 @@ from pathlib import Path
 from pyarrow import parquet
 
 from benchmarks import load_rows
-from unit_tests.data_feeds.chat_families import CHATML, IM, byte_level
+from unit_tests.data_feeds.chat.chat_families import CHATML, IM, byte_level
 
 
 def test_every_row_is_distinct_and_drawn_once(tmp_path: Path) -> None:

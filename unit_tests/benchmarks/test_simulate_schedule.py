@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.schedule_calibration import calibrate, measure
 from benchmarks.simulate_schedule import main
-from configs.load import to_yaml
-from configs.schema import RLConfig
+from configs.blocks.rl import RLConfig
+from configs.reading.load import to_yaml
 
 DECODE_STEP, DECODE_TOKEN, TRAIN_FIXED, TRAIN_TOKEN, SYNC, OTHER = 0.05, 0.002, 0.4, 0.003, 0.2, 0.01
 PROMPT, GROUPS, RESPONSES, ENGINES, RANKS = 6, 4, 3, 2, 2

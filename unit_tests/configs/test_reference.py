@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from algs.find import functions
 from configs import reference
-from configs.algorithm import find, has_advantages, listed
-from configs.messages import dotted_keys
-from configs.parameters import model_of_function
-from configs.schema import EvalConfig, RLConfig
+from configs.blocks.rl import EvalConfig, RLConfig
+from configs.reading.messages import dotted_keys
+from plugins.methods import find, has_advantages, listed
+from plugins.objective_parts import functions
+from plugins.parameters import model_of_function
 
 
 def test_the_page_is_not_stale() -> None:

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from data_feeds import inspect
-from data_feeds.examples import ExampleMaker
-from unit_tests.data_feeds.chat_families import CHATML, IM, byte_level
+from data_feeds.examples.examples import ExampleMaker
+from unit_tests.data_feeds.chat.chat_families import CHATML, IM, byte_level
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_prompts_of_reinforcement_learning(folder: Path, capsys: pytest.CaptureF
 
 def test_learned_tokens_are_highlighted_on_a_terminal() -> None:
     tokenizer = byte_level(CHATML, *IM)
-    from configs.supervised_data import SLData
+    from configs.blocks.supervised_data import SLData
 
     maker = ExampleMaker(tokenizer, SLData(sources=[{"file": "a.jsonl"}]), "demonstrations")  # type: ignore[list-item]
     source = maker.data.sources[0]

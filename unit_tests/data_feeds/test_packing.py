@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from data_feeds.packing import DUMMY, MicroBatch, Segment, pack
-from rollouts.records import Prompt, Trajectory
+from records.rollout import Prompt, Trajectory
 
 VERSION = 9
 

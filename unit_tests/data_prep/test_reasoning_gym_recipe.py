@@ -10,9 +10,9 @@ import pytest
 import reasoning_gym
 from pyarrow import parquet
 
-from configs.schema import Data
-from configs.source import Source
-from data_feeds.prompts import load_prompts
+from configs.blocks.rl import Data
+from configs.blocks.source import Source
+from data_feeds.prompts.prompts import load_prompts
 from data_prep.__main__ import main
 from data_prep.tiny_sorter import make_tokenizer
 

@@ -12,17 +12,17 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from configs.schema import Data
-from configs.source import Source
-from configs.supervised_data import SLData
-from data_feeds.chat import load_tokenizer
-from data_feeds.example_rows import Kind
-from data_feeds.prompts import load_prompts
-from data_feeds.supervised_feed import load_feed
+from configs.blocks.rl import Data
+from configs.blocks.source import Source
+from configs.blocks.supervised_data import SLData
+from data_feeds.chat.template import load_tokenizer
+from data_feeds.examples.rows import Kind
+from data_feeds.examples.supervised_data import load_supervised_data
+from data_feeds.prompts.prompts import load_prompts
 from data_prep.__main__ import main
 from data_prep.recipe import BadRow
 from data_prep.recipes.hh_rlhf import transcript
-from unit_tests.data_feeds.chat_families import CHATML, IM, SMOLLM2, byte_level
+from unit_tests.data_feeds.chat.chat_families import CHATML, IM, SMOLLM2, byte_level
 from unit_tests.data_prep import hub_copies
 
 
@@ -62,7 +62,7 @@ def prompts_of(path: Path, tokenizer: Any) -> list[Any]:
 def learned(path: Path, tokenizer: Any, kind: Kind, **columns: str) -> list[list[str]]:
     """What a supervised job learns from each row: the texts of its responses, end tokens included."""
     data = SLData(sources=[Source(file=str(path), **columns)], heldout_fraction=0, bad_rows="error")
-    feed = load_feed(data, kind, tokenizer, 0)
+    feed = load_supervised_data(data, kind, tokenizer, 0)
     return [[tokenizer.decode(t.token_ids[t.is_action]) for t in example] for example in feed.all_training()]
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from data_feeds.chat import render_chat
+from data_feeds.chat.template import render_chat
 from data_prep import tiny_sorter
 
 

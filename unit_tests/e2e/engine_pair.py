@@ -12,10 +12,10 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from orchestration.weight_sync import WeightPublisher
-from rollouts.engine import VLLMEngine
-from rollouts.response import Generation
-from rollouts.sampling import Sampling
+from orchestration.weight_transfer.file_publisher import WeightPublisher
+from rollouts.vllm.engine import VLLMEngine
+from rollouts.vllm.response import Generation
+from rollouts.vllm.sampling import Sampling
 
 VOCABULARY = 131  # not a multiple of 64: vLLM pads its rows
 PROMPTS = [list(range(3, 3 + length)) for length in (5, 17, 40, 70)]  # the longer ones span several cache blocks

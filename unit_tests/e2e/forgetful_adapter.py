@@ -1,6 +1,6 @@
 """A worker that can be told to drop the adapter it was sent: what the probe must catch."""
 
-from rollouts.weight_receiver import ReceiverExtension
+from rollouts.vllm.weight_receiver import ReceiverExtension
 
 
 class ForgetfulAdapterExtension(ReceiverExtension):

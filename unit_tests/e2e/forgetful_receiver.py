@@ -3,7 +3,7 @@ catch."""
 
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-from rollouts.weight_receiver import ReceiverExtension, WeightReceiver
+from rollouts.vllm.weight_receiver import ReceiverExtension, WeightReceiver
 
 
 class ForgetfulReceiver(WeightReceiver):

@@ -1,4 +1,4 @@
-"""One trainer rank of test_lora_sync.py; see unit_tests/orchestration/ranks.py.
+"""One trainer rank of test_lora_sync.py; see unit_tests/orchestration/ranks/ranks.py.
 
 Trains fresh adapters under ZeRO-3 for one step, publishes them, and saves them in PEFT's format.
 """
@@ -10,13 +10,13 @@ def run(folder: str, rank: int, ranks: int) -> None:
     from pathlib import Path
 
     from algs.grpo import GRPO
-    from configs.lora import Lora
-    from configs.schema import Model
-    from configs.training import Train
-    from orchestration.devices import resolve
-    from orchestration.trainer import Trainer
-    from orchestration.trainer_settings import TrainerSettings
-    from orchestration.weight_sync import WeightPublisher
+    from configs.blocks.lora import Lora
+    from configs.blocks.rl import Model
+    from configs.blocks.training import Train
+    from orchestration.cluster.devices import resolve
+    from orchestration.trainer.settings import TrainerSettings
+    from orchestration.trainer.trainer import Trainer
+    from orchestration.weight_transfer.file_publisher import WeightPublisher
 
     train = Train(
         learning_rate=0.3, zero_stage=3, deepspeed={"zero_optimization": {"stage3_param_persistence_threshold": 0}}

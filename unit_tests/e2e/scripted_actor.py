@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from configs.schema import Model, Reward
-from orchestration.processes import lead_own_group
-from orchestration.pulse import Pulse
-from orchestration.rollout_actor import RolloutActor
-from rollouts.engine import LoadReport, WeightLoadError
-from rollouts.load_stamp import LoadStamp
-from rollouts.response import Generation
-from rollouts.sampling import Sampling
-from rollouts.worker import Asking, RolloutWorker
+from configs.blocks.rl import Model, Reward
+from orchestration.cluster.heartbeat import Activity
+from orchestration.cluster.processes import lead_own_group
+from orchestration.engines.actor import RolloutActor
+from rollouts.vllm.engine import LoadReport, WeightLoadError
+from rollouts.vllm.load_stamp import LoadStamp
+from rollouts.vllm.response import Generation
+from rollouts.vllm.sampling import Sampling
+from rollouts.worker import GroupRequest, RolloutWorker
 
 TOKENS = 4
 SLOW_SECONDS = 8.0
@@ -89,7 +89,7 @@ class ScriptedActor(RolloutActor):
             with log.open("a") as file:
                 file.write("not constructed\n")
             raise OSError(28, "No space left on device")
-        self._pulse, self._duty, self._loaded = Pulse(), "", LoadStamp()
+        self._pulse, self._duty, self._loaded = Activity(), "", LoadStamp()
         self._moved, self._moves = (0, 0, 0, 0.0), 0
         self._still_since = time.monotonic()
         self.late: dict[str, float] = {}
@@ -97,9 +97,9 @@ class ScriptedActor(RolloutActor):
         engine = SlowEngine(seconds_per_token, starts, log_file)
         RolloutWorker.__init__(self, engine, Model(path=model), reward, "single_turn")
 
-    async def ask(self, askings: list[Asking], sampling: Sampling, step: int) -> None:
+    async def ask(self, requests: list[GroupRequest], sampling: Sampling, step: int) -> None:
         await asyncio.sleep(self.late.get("ask", 0.0))
-        await super().ask(askings, sampling, step)
+        await super().ask(requests, sampling, step)
 
     async def withdraw(self, group_ids: list[str]) -> None:
         await asyncio.sleep(self.late.get("withdraw", 0.0))

@@ -13,19 +13,19 @@ from typing import Any, TextIO
 import pytest
 import ray
 
-from configs.load import load, method_for, run_directory, to_yaml
-from configs.schema import Reward, RLConfig
-from configs.yaml_text import dump
-from orchestration import rollout_group
-from orchestration.cluster import Actors, started_actors, trainer_settings
-from orchestration.console import Console
-from orchestration.job import RLJob
-from orchestration.loop import drive
-from orchestration.preflight import preflight
-from orchestration.rollout_actor import RolloutActor
-from orchestration.run_directory import RunDirectory, read_metrics
-from rewards.service import ScoringService
-from rollouts.records import Prompt
+from configs.blocks.rl import Reward, RLConfig
+from configs.reading.load import load, method_for, run_directory, to_yaml
+from configs.reading.yaml_text import dump
+from orchestration.engines import pool as rollout_group
+from orchestration.engines.actor import RolloutActor
+from orchestration.rl.actors import Actors, started_actors, trainer_settings
+from orchestration.rl.job import RLJob
+from orchestration.rl.loop import drive
+from orchestration.run.console import Console
+from orchestration.run.directory import RunDirectory, read_metrics
+from orchestration.start.preflight import preflight
+from records.rollout import Prompt
+from rewards.scoring.service import ScoringService
 
 ROOT = Path(__file__).resolve().parents[2]
 RANKS, STEPS, UPDATES = 2, 3, 2

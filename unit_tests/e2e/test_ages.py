@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from orchestration.run_directory import read_samples
+from orchestration.run.samples import read_samples
 from unit_tests.e2e.shared_stack import SharedStack
 
 pytestmark = [pytest.mark.e2e]

@@ -18,17 +18,17 @@ import numpy as np
 import pytest
 import torch
 
-from configs.lora import Lora
-from orchestration import broadcast
-from orchestration.broadcast import WeightBroadcaster
-from orchestration.device_publisher import DevicePublisher
-from orchestration.devices import resolve
-from orchestration.lora import adapter_tensors, add_adapters, load_adapter, merged_tensors
-from orchestration.probe import TOLERANCE_BY_DTYPE, ProbeFailed, compare
-from orchestration.weight_sync import WeightPublisher
-from rollouts.engine import WeightLoadError
-from rollouts.response import Generation
-from rollouts.sampling import Sampling
+from configs.blocks.lora import Lora
+from orchestration.cluster.devices import resolve
+from orchestration.model.lora import adapter_tensors, add_adapters, load_adapter, merged_tensors
+from orchestration.rl.weight_probe import TOLERANCE_BY_DTYPE, ProbeFailed, compare
+from orchestration.weight_transfer import broadcaster
+from orchestration.weight_transfer.broadcaster import WeightBroadcaster
+from orchestration.weight_transfer.file_publisher import WeightPublisher
+from orchestration.weight_transfer.gpu_publisher import DevicePublisher
+from rollouts.vllm.engine import WeightLoadError
+from rollouts.vllm.response import Generation
+from rollouts.vllm.sampling import Sampling
 from unit_tests.e2e.engine_pair import PROMPTS, Pair, published_tensors, random_model, reference_logprobs
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
@@ -344,7 +344,7 @@ def test_a_partial_or_corrupted_broadcast_is_refused(
     refused([*tensors, tensors[-1]], "was sent twice")
     refused([*tensors, ("model.layers.0.bogus", torch.zeros(2))], "bogus")
     with monkeypatch.context() as patch:
-        patch.setattr(broadcast, "checksum", lambda _: 0)
+        patch.setattr(broadcaster, "checksum", lambda _: 0)
         refused(tensors, "other bytes came")
     sender.sync(seed=44)  # a whole version mends it
     assert pair.gap(pair.generate(sampling), 1.0) < 1e-4
@@ -357,7 +357,7 @@ def test_a_trainer_killed_in_the_middle_of_a_broadcast_leaves_an_engine_that_ref
     version = pair.version + 1
     arguments = ["10", str(tmp_path / "tensors.pt"), "0.2", str(version)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "unit_tests.orchestration.broadcast_sender", *arguments],
+        [sys.executable, "-m", "unit_tests.orchestration.ranks.broadcast_sender", *arguments],
         cwd=ROOT, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout is not None

@@ -13,20 +13,20 @@ from pathlib import Path
 import psutil
 import pytest
 
-from configs.load import method_for, to_yaml
-from configs.schedule import Failures
-from orchestration.cluster import trainer_settings
-from orchestration.cores import core_plan
-from orchestration.devices import resolve
-from orchestration.frozen import frozen_columns
-from orchestration.rollout_group import step_askings
-from orchestration.run_directory import RunDirectory, checkpoints, read_marker, read_metrics
-from orchestration.sync import JOINING, WeightSync
-from orchestration.trainer_actor import TrainerGroup
-from orchestration.update import prepare_updates
-from orchestration.watchdog import EnginesLost, Member, TrainerLost, Watch
-from rollouts.records import Group
-from rollouts.sampling import Sampling
+from configs.blocks.schedule import Failures
+from configs.reading.load import method_for, to_yaml
+from orchestration.cluster.cpu_cores import core_plan
+from orchestration.cluster.devices import resolve
+from orchestration.cluster.watchdog import EnginesLost, Member, TrainerLost, Watch
+from orchestration.engines.requests import step_requests
+from orchestration.rl.actors import trainer_settings
+from orchestration.rl.weight_sync import JOINING, WeightSync
+from orchestration.run.directory import RunDirectory, checkpoints, read_marker, read_metrics
+from orchestration.trainer.ranks import TrainerRanks
+from orchestration.trainer.recompute import recomputed_columns
+from orchestration.trainer.rl_batches import prepare_updates
+from records.rollout import Group
+from rollouts.vllm.sampling import Sampling
 from unit_tests.e2e.shared_stack import SharedStack
 from unit_tests.e2e.test_grpo_tiny import ending, marked_processes, started_rl
 
@@ -44,8 +44,8 @@ def tokens(groups: list[Group]) -> dict[tuple[str, int], list[int]]:
 
 def pid_of(member: Member) -> int:
     """The process of a watched actor, which has answered before."""
-    assert member.beat is not None
-    return member.beat.pid
+    assert member.heartbeat is not None
+    return member.heartbeat.pid
 
 
 def core_of(pid: int) -> int:
@@ -92,13 +92,13 @@ def test_a_lost_engine_is_replaced_and_nothing_is_lost(
     rollouts.tally()
     actor = pid_of(rollouts.engines[0].member)
     core = core_of(actor)
-    askings = step_askings(prompts, SAMPLES, f"{victim}-{deadly.name}", ())
-    rollouts.ask(askings[:16], SAMPLING, 0)
+    requests = step_requests(prompts, SAMPLES, f"{victim}-{deadly.name}", ())
+    rollouts.ask(requests[:16], SAMPLING, 0)
     groups: list[Group] = []
     while not groups:
         groups = rollouts.collect(5.0)
     os.kill(core, signal.SIGSTOP)  # in the middle of what was asked, and so that what is asked now does not get ready
-    rollouts.ask(askings[16:], SAMPLING, 0)
+    rollouts.ask(requests[16:], SAMPLING, 0)
     groups += rollouts.collect(2.0)
     assert len(rollouts.unfinished) >= 16
     os.kill(core if victim == "vLLM" else actor, deadly)
@@ -125,7 +125,7 @@ def test_an_engine_lost_too_often_ends_the_run(stack: SharedStack) -> None:
     rollouts.restarts_left = 0
     core = core_of(pid_of(engine.member))
     os.kill(core, signal.SIGSTOP)
-    rollouts.ask(step_askings(prompts, SAMPLES, "too-often", ()), SAMPLING, 0)
+    rollouts.ask(step_requests(prompts, SAMPLES, "too-often", ()), SAMPLING, 0)
     rollouts.collect(1.0)
     os.kill(core, signal.SIGKILL)
     with pytest.raises(EnginesLost) as lost:
@@ -141,18 +141,18 @@ def test_an_engine_lost_too_often_ends_the_run(stack: SharedStack) -> None:
 
 
 @contextmanager
-def two_ranks(stack: SharedStack, folder: Path) -> Iterator[tuple[TrainerGroup, list]]:
+def two_ranks(stack: SharedStack, folder: Path) -> Iterator[tuple[TrainerRanks, list]]:
     """Trainer ranks of their own, and something for them to do."""
     config = stack.small()
     device, method = resolve("cpu"), method_for(config)
     run = RunDirectory.create(folder / "run", to_yaml(config))
     watch = Watch(STALL_SECONDS)
     options = [{"num_cpus": 0} for _ in range(RANKS)]
-    trainers = TrainerGroup.create(device, run, options, core_plan(config, device), watch)
+    trainers = TrainerRanks.create(device, run, options, core_plan(config, device), watch)
     starting = trainers.begin(trainer_settings(config, run), method, device, "direct", run.path / "sync")
     watch.get(starting, "start", stall_seconds=300)
     groups = stack.actors.rollouts.generate(stack.prompts(config)[:16], SAMPLES, SAMPLING, 1, folder.name).groups
-    frozen = lambda t, names: frozen_columns(trainers, t, names, 0, config.train.max_tokens_per_micro_batch, False)  # noqa: E731
+    frozen = lambda t, names: recomputed_columns(trainers, t, names, 0, config.train.max_tokens_per_micro_batch, False)  # noqa: E731
     updates, _ = prepare_updates(groups, method, config, 0, frozen)
     assert updates
     yield trainers, updates
@@ -167,9 +167,9 @@ def test_a_lost_trainer_rank_is_named_in_time(stack: SharedStack, deadly: signal
         victim = trainers.members[1]
 
         def strike() -> None:
-            if not struck and victim.beat and "micro-batch" in victim.beat.phase:
+            if not struck and victim.heartbeat and "micro-batch" in victim.heartbeat.phase:
                 struck.append(time.monotonic())
-                os.kill(victim.beat.pid, deadly)
+                os.kill(victim.heartbeat.pid, deadly)
 
         with pytest.raises(TrainerLost) as lost:
             trainers.meanwhile = strike

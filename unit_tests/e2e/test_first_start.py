@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestration.engine_handle import EngineHandle
-from orchestration.rollout_group import RolloutGroup
-from orchestration.watchdog import Watch
+from orchestration.cluster.watchdog import Watch
+from orchestration.engines.handle import EngineHandle
+from orchestration.engines.pool import EnginePool
 from unit_tests.e2e.shared_stack import SharedStack
 from unit_tests.e2e.test_failures import pid_of
 
@@ -21,13 +21,13 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 SECONDS = 120
 
 
-def alone(stack: SharedStack, folder: Path, model: str | None = None) -> tuple[RolloutGroup, list[str]]:
+def alone(stack: SharedStack, folder: Path, model: str | None = None) -> tuple[EnginePool, list[str]]:
     """An engine of its own, on its way, and what is said of it."""
     (first, *_), notes = stack.actors.rollouts.engines, list[str]()
     _, engine, *others = first._arguments
     arguments = (str(folder / "engine.log"), {**engine, "model_path": model or engine["model_path"]}, *others)
     handle = EngineHandle("engine 7", first._actor_class, arguments, Watch(stall_seconds=60.0))
-    return RolloutGroup([handle], handle.watch, 1, "recompute", notes.append), notes
+    return EnginePool([handle], handle.watch, 1, "recompute", notes.append), notes
 
 
 def found(what: Callable[[], list[psutil.Process]]) -> psutil.Process:
@@ -41,7 +41,7 @@ def found(what: Callable[[], list[psutil.Process]]) -> psutil.Process:
 def test_vllm_killed_in_its_first_start_is_started_again(stack: SharedStack, tmp_path: Path) -> None:
     group, notes = alone(stack, tmp_path)
     (engine,) = group.engines
-    while engine.member.beat is None:
+    while engine.member.heartbeat is None:
         group.wait_a_moment()
 
     def cores() -> list[psutil.Process]:

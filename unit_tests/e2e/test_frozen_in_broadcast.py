@@ -8,9 +8,9 @@ import signal
 import pytest
 import ray
 
-from orchestration.loop import drive
-from orchestration.rollout_group import RolloutGroup
-from orchestration.run_directory import read_metrics
+from orchestration.engines.pool import EnginePool
+from orchestration.rl.loop import drive
+from orchestration.run.directory import read_metrics
 from unit_tests.e2e.shared_stack import SharedStack
 from unit_tests.e2e.test_failures import STALL_SECONDS, core_of, pid_of, quick_to_judge
 from unit_tests.e2e.test_two_engines import SMALL, STEPS, check_whole, gaps, two, wait_for
@@ -22,7 +22,7 @@ __all__ = ["two"]  # the fixture
 
 @pytest.mark.parametrize(("mode", "victim"), [("overlap", "vLLM"), ("sync", "actor")])
 def test_an_engine_that_freezes_in_a_broadcast_is_the_only_one_replaced(
-    stack: SharedStack, two: RolloutGroup, monkeypatch: pytest.MonkeyPatch, mode: str, victim: str
+    stack: SharedStack, two: EnginePool, monkeypatch: pytest.MonkeyPatch, mode: str, victim: str
 ) -> None:
     """The other one, and the trainer, are out of the broken group before they are taken for standing still themselves."""
     second = two.engines[1]
@@ -50,9 +50,7 @@ def test_an_engine_that_freezes_in_a_broadcast_is_the_only_one_replaced(
     assert sum(row.get("rollout/engine_restarts", 0) for row in rows) == 1
 
 
-def test_responses_may_take_longer_to_end_than_a_broadcast_may_stand_still(
-    stack: SharedStack, two: RolloutGroup
-) -> None:
+def test_responses_may_take_longer_to_end_than_a_broadcast_may_stand_still(stack: SharedStack, two: EnginePool) -> None:
     """With drain the broadcast begins when they have ended; here that takes one engine longer than half of stall_seconds, after
     which a broadcast breaks off, each time."""
     schedule = {"mode": "overlap", "in_flight": "drain"}

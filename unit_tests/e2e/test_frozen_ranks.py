@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import ray
 
-from orchestration.cluster import started_ray
-from orchestration.processes import lead_own_group
-from orchestration.pulse import Beat, Pulse
-from orchestration.watchdog import TrainerLost, Watch
+from orchestration.cluster.heartbeat import Activity, Heartbeat
+from orchestration.cluster.processes import lead_own_group
+from orchestration.cluster.ray_session import started_ray
+from orchestration.cluster.watchdog import TrainerLost, Watch
 
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,17 +28,17 @@ class Rank:
 
     def __init__(self) -> None:
         lead_own_group()
-        self.pulse = Pulse()
+        self.activity = Activity()
 
     @ray.method(concurrency_group="beat")
-    def beat(self) -> Beat:
-        return self.pulse.beat()
+    def heartbeat(self) -> Heartbeat:
+        return self.activity.heartbeat()
 
     def process(self) -> int:
         return os.getpid()
 
     def work(self, seconds: float, complaint: str = "") -> None:
-        with self.pulse.during("all-reduce"):
+        with self.activity.during("all-reduce"):
             time.sleep(seconds)
             if complaint:
                 raise RuntimeError(complaint)
@@ -49,7 +49,7 @@ def started(count: int, watch: Watch) -> tuple[list[Any], list[int]]:
     actors = [ray.remote(concurrency_groups={"beat": 1})(Rank).options(num_cpus=0).remote() for _ in range(count)]
     members = [watch.add(f"trainer rank {i}", actor, TrainerLost) for i, actor in enumerate(actors)]
     processes = watch.get([actor.process.remote() for actor in actors], "start", stall_seconds=120)
-    while any(member.beat is None for member in members):  # who has never answered is named in other words
+    while any(member.heartbeat is None for member in members):  # who has never answered is named in other words
         watch.look()
         time.sleep(0.1)
     return actors, processes
@@ -116,7 +116,7 @@ def test_an_actor_that_ray_ends_because_memory_ran_out_is_lost() -> None:
     """Ray with a threshold that is passed before anything is started, in a process of its own."""
     code = """
 import ray, pytest
-from orchestration.watchdog import TrainerLost, Watch
+from orchestration.cluster.watchdog import TrainerLost, Watch
 from unit_tests.e2e.test_frozen_ranks import Rank
 ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
 watch = Watch(stall_seconds=60.0)

@@ -16,7 +16,8 @@ import psutil
 import pytest
 import yaml
 
-from orchestration.run_directory import checkpoints, read_metrics, read_samples, sample_steps
+from orchestration.run.directory import checkpoints, read_metrics
+from orchestration.run.samples import read_samples, sample_steps
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 4

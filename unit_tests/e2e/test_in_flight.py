@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from transformers import LlamaForCausalLM
 
-from orchestration.weight_sync import WeightPublisher
-from rollouts.engine import InFlight, LoadReport
-from rollouts.response import Generation
-from rollouts.sampling import Sampling
+from orchestration.weight_transfer.file_publisher import WeightPublisher
+from rollouts.vllm.engine import InFlight, LoadReport
+from rollouts.vllm.response import Generation
+from rollouts.vllm.sampling import Sampling
 from unit_tests.e2e.engine_pair import PROMPTS, Pair, published_tensors, random_model, reference_logprobs
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]

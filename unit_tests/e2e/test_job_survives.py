@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestration.run_directory import checkpoints, read_metrics, read_samples
+from orchestration.run.directory import checkpoints, read_metrics
+from orchestration.run.samples import read_samples
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 40

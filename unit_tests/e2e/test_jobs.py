@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from orchestration.loop import drive
-from orchestration.nonfinite import NonFiniteError
-from orchestration.rollout_metrics import RewardFailures
-from orchestration.run_directory import checkpoints, read_samples, samples_path
+from orchestration.metrics.rollouts import RewardFailures
+from orchestration.rl.loop import drive
+from orchestration.run.directory import checkpoints
+from orchestration.run.nonfinite import NonFiniteError
+from orchestration.run.samples import read_samples, samples_path
 from unit_tests.e2e.shared_stack import STEPS, UPDATES, SharedStack
 from unit_tests.test_add_a_method import PAGE, code_blocks
 
@@ -91,7 +92,7 @@ def test_a_reward_that_is_always_nan_stops_the_run(stack: SharedStack, user_fold
     reward = reward_of(user_folder, "nan_always", '    return float("nan")\n')
     done = stack.run({"reward": reward, "train": {"steps": 10, "max_skipped_in_a_row": 4}}, raises=NonFiniteError)
     (checkpoint,) = checkpoints(done.path)
-    assert str(checkpoint) in str(done.error) and "orchestration.replay" in str(done.error)
+    assert str(checkpoint) in str(done.error) and "orchestration.step_debugger" in str(done.error)
     assert checkpoint.name == "step_000002"  # two updates a step
     assert len(read_samples(done.path, 2)) == 32
     assert len(list((done.path / "replay").iterdir())) == done.config.replay.keep

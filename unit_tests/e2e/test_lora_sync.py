@@ -15,14 +15,14 @@ import pytest
 import torch
 from peft import PeftModel
 
-from configs.lora import Lora
+from configs.blocks.lora import Lora
 from data_feeds.packing import pack
-from orchestration.lora import adapter_tensors, add_adapters, announced, load_adapter
-from orchestration.probe import TOLERANCE_BY_DTYPE, ProbeFailed, compare
-from orchestration.weight_sync import WeightPublisher
-from rollouts.engine import VLLMEngine, WeightLoadError
-from rollouts.response import Generation
-from rollouts.sampling import Sampling
+from orchestration.model.lora import adapter_tensors, add_adapters, announced, load_adapter
+from orchestration.rl.weight_probe import TOLERANCE_BY_DTYPE, ProbeFailed, compare
+from orchestration.weight_transfer.file_publisher import WeightPublisher
+from rollouts.vllm.engine import VLLMEngine, WeightLoadError
+from rollouts.vllm.response import Generation
+from rollouts.vllm.sampling import Sampling
 from unit_tests.e2e.engine_pair import (
     PROMPTS,
     published_tensors,
@@ -30,8 +30,8 @@ from unit_tests.e2e.engine_pair import (
     reference_logprobs,
     write_tokenizer,
 )
-from unit_tests.orchestration.ranks import Ranks
-from unit_tests.orchestration.test_trainer import make_trajectories
+from unit_tests.orchestration.ranks.ranks import Ranks
+from unit_tests.orchestration.trainer.test_trainer import make_trajectories
 from unit_tests.tiny_model import CHAT_TEMPLATE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from algs.probing import made_up_tokens, with_step_sums
-from configs.algorithm import listed
-from configs.files import read_job
-from configs.load import method_for
-from orchestration.run_directory import read_samples
+from algs.introspection.method_facts import made_up_tokens, with_update_sums
+from configs.reading.files import read_job
+from configs.reading.load import method_for
+from orchestration.run.samples import read_samples
+from plugins.methods import listed
 from unit_tests.e2e.shared_stack import RANKS, ROOT, STEPS, UPDATES, Done, SharedStack
 
 pytestmark = [pytest.mark.e2e]
@@ -47,7 +47,9 @@ def check(done: Done, *promised: str) -> None:
     assert [row["step"] for row in rows] == list(range(STEPS + 1))
     assert all(math.isfinite(value) for row in rows for value in row.values())
     assert max(row["sync/probe_gap_mean"] for row in rows) < PROBE_TOLERANCE_NATS
-    names = {f"method/{name}" for name in method.loss(with_step_sums(method, made_up_tokens())).metrics} | set(promised)
+    names = {f"method/{name}" for name in method.loss(with_update_sums(method, made_up_tokens())).metrics} | set(
+        promised
+    )
     learned = [step for step in range(1, STEPS + 1) if rows[step]["train/empty_updates"] < UPDATES]
     assert len(learned) >= 2, "hardly any signal in the small batch: nothing is tested"
     has_critic = "values" in method.needs()

@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
-from data_feeds.sampler import ShuffledPrompts
-from orchestration.console import Console
-from orchestration.loop import drive, go_on
-from orchestration.metrics import Tally
-from orchestration.probe import ProbeFailed
-from orchestration.resume import go_back, newest_resumable
-from orchestration.run_directory import checkpoints, read_marker, read_metrics, read_samples, sample_steps
-from orchestration.sync import SyncError
-from orchestration.watchdog import EnginesLost
+from data_feeds.prompts.sampler import ShuffledPrompts
+from orchestration.cluster.watchdog import EnginesLost
+from orchestration.metrics.tally import Tally
+from orchestration.rl.loop import drive, go_on
+from orchestration.rl.weight_probe import ProbeFailed
+from orchestration.rl.weight_sync import SyncError
+from orchestration.run.console import Console
+from orchestration.run.directory import checkpoints, read_marker, read_metrics
+from orchestration.run.resume import go_back, newest_resumable
+from orchestration.run.samples import read_samples, sample_steps
 from unit_tests.e2e.shared_stack import Done, SharedStack
 
 pytestmark = [pytest.mark.e2e]

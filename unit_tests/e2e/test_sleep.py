@@ -11,11 +11,11 @@ import threading
 import numpy as np
 import pytest
 
-from orchestration.loop import drive
-from orchestration.run_directory import checkpoints, read_marker
-from orchestration.watchdog import EnginesLost
-from rollouts.response import Generation
-from rollouts.sampling import Sampling
+from orchestration.cluster.watchdog import EnginesLost
+from orchestration.rl.loop import drive
+from orchestration.run.directory import checkpoints, read_marker
+from rollouts.vllm.response import Generation
+from rollouts.vllm.sampling import Sampling
 from unit_tests.e2e.engine_pair import PROMPTS, Pair, reference_logprobs
 from unit_tests.e2e.shared_stack import SharedStack
 from unit_tests.e2e.test_failures import STALL_SECONDS, core_of, gone_within, is_alive, pid_of, quick_to_judge

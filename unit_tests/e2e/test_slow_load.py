@@ -11,8 +11,8 @@ import ray
 import torch
 from transformers import AutoModelForCausalLM
 
-from orchestration.broadcast import WeightBroadcaster
-from orchestration.devices import resolve
+from orchestration.cluster.devices import resolve
+from orchestration.weight_transfer.broadcaster import WeightBroadcaster
 from unit_tests.e2e.shared_stack import SharedStack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(200)]
@@ -42,9 +42,9 @@ def test_an_engine_that_weights_come_to_slowly_does_not_stand_still(stack: Share
         sending = pool.submit(sender.send, VERSION, slowly())
         loading = actor.load_weights.remote(VERSION, {"version": VERSION})
         while not ray.wait([loading], timeout=0.5)[0]:
-            beats.append(ray.get(actor.beat.remote()))
+            beats.append(ray.get(actor.heartbeat.remote()))
         sending.result()
     sender.close()
     assert ray.get(loading).pause_seconds > SECONDS / 2
-    assert {beat.phase for beat in beats} == {f"load weights of version {VERSION}"}
-    assert len(beats) > 5 and max(beat.still_seconds for beat in beats) < SECONDS / 3
+    assert {heartbeat.phase for heartbeat in beats} == {f"load weights of version {VERSION}"}
+    assert len(beats) > 5 and max(heartbeat.still_seconds for heartbeat in beats) < SECONDS / 3

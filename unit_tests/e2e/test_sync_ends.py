@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from configs.load import ConfigError, load
-from configs.schema import RLConfig
-from orchestration import sync
-from orchestration.loop import drive
-from orchestration.resume import opened_to_resume
-from orchestration.run_directory import CONFIG, checkpoints, read_marker, sample_steps
-from orchestration.sync import SyncError
+from configs.blocks.rl import RLConfig
+from configs.reading.load import ConfigError, load
+from orchestration.rl import weight_sync
+from orchestration.rl.loop import drive
+from orchestration.rl.weight_sync import SyncError
+from orchestration.run.directory import CONFIG, checkpoints, read_marker
+from orchestration.run.resume import opened_to_resume
+from orchestration.run.samples import sample_steps
 from unit_tests.e2e.shared_stack import RANKS, SharedStack
 from unit_tests.e2e.test_schedule import OVERLAP, TRAIN, prompts_of, prompts_of_run
 from unit_tests.e2e.test_sync_methods import unreachable, unreadable
@@ -24,8 +25,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 @pytest.mark.parametrize(
     ("method", "instead", "step", "spoils", "change"),
     [
-        ("nccl", "direct", 1, sync.JOINING, unreachable),
-        ("direct", "disk", 2, sync.PUBLISHING, unreadable),  # noticed while the trainer trains on
+        ("nccl", "direct", 1, weight_sync.JOINING, unreachable),
+        ("direct", "disk", 2, weight_sync.PUBLISHING, unreadable),  # noticed while the trainer trains on
     ],
     ids=["nccl", "direct"],
 )
@@ -34,7 +35,7 @@ def test_a_run_that_its_sync_method_ended_goes_on_by_another(
     change: Callable[[dict[str, Any]], None],
 ) -> None:  # fmt: skip
     block = {"schedule": OVERLAP, "train": TRAIN, "sync": {"method": method}}
-    monkeypatch.setattr(sync, "JOIN_SECONDS", 2.0)
+    monkeypatch.setattr(weight_sync, "JOIN_SECONDS", 2.0)
     with stack.job(block) as job:
         get = job.weights.get
 

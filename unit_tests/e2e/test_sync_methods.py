@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import ray
 
-from configs.schema import RLConfig
-from orchestration import sync
-from orchestration.sync import SyncError, WeightSync, ray_get
-from rollouts.sampling import Sampling
+from configs.blocks.rl import RLConfig
+from orchestration.rl import weight_sync
+from orchestration.rl.weight_sync import SyncError, WeightSync, ray_get
+from rollouts.vllm.sampling import Sampling
 from unit_tests.e2e.shared_stack import STEPS, SharedStack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -55,7 +55,7 @@ def unreadable(notice: dict[str, Any]) -> None:
         notice["path"] = "/proc/1/fd/9999"
 
 
-def weight_sync(
+def made_sync(
     stack: SharedStack, method: str, mode: str, get: Callable[[list[Any], str], list[Any]]
 ) -> tuple[WeightSync, RLConfig, list[str]]:
     config, warnings = stack.small(), []
@@ -71,12 +71,12 @@ def weight_sync(
 
 @pytest.fixture
 def short_joining(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sync, "JOIN_SECONDS", 2.0)
+    monkeypatch.setattr(weight_sync, "JOIN_SECONDS", 2.0)
 
 
 @pytest.mark.usefixtures("short_joining")
 def test_a_group_that_cannot_be_joined_is_followed_by_shared_memory(stack: SharedStack) -> None:
-    weights, config, warnings = weight_sync(stack, "nccl", "sync", spoilt(unreachable, sync.JOINING))
+    weights, config, warnings = made_sync(stack, "nccl", "sync", spoilt(unreachable, weight_sync.JOINING))
     tally = weights.push(5).means()
     assert tally["sync/fallbacks"] == 1
     assert weights.method == "direct"
@@ -84,22 +84,22 @@ def test_a_group_that_cannot_be_joined_is_followed_by_shared_memory(stack: Share
     assert warnings[0].startswith("sync.method nccl failed: rank ") and "could not join" in warnings[0]
     assert "goes on with direct" in warnings[0]
     sampling = Sampling.of_rollout(config.rollout, run_seed=0)
-    assert weights.prove(5, stack.prompts(config)[:4], sampling).means()["sync/probe_gap_max"] < 1e-4
+    assert weights.probe_weights(5, stack.prompts(config)[:4], sampling).means()["sync/probe_gap_max"] < 1e-4
     assert weights.push(6).means()["sync/fallbacks"] == 0
 
 
 def test_shared_memory_that_cannot_be_read_is_followed_by_a_file(stack: SharedStack) -> None:
-    weights, config, warnings = weight_sync(stack, "direct", "sync", spoilt(unreadable, "publishing"))
+    weights, config, warnings = made_sync(stack, "direct", "sync", spoilt(unreadable, "publishing"))
     assert weights.push(7).means()["sync/fallbacks"] == 1
     assert weights.method == "disk"
     assert "/proc/1/fd/9999 cannot be mapped" in warnings[0] and "goes on with disk" in warnings[0]
     sampling = Sampling.of_rollout(config.rollout, run_seed=0)
-    assert weights.prove(7, stack.prompts(config)[:4], sampling).means()["sync/probe_gap_max"] < 1e-4
+    assert weights.probe_weights(7, stack.prompts(config)[:4], sampling).means()["sync/probe_gap_max"] < 1e-4
 
 
 @pytest.mark.usefixtures("short_joining")
 def test_overlap_fails_fast_and_names_the_way_out(stack: SharedStack) -> None:
-    weights, _, warnings = weight_sync(stack, "nccl", "overlap", spoilt(unreachable, sync.JOINING))
+    weights, _, warnings = made_sync(stack, "nccl", "overlap", spoilt(unreachable, weight_sync.JOINING))
     with pytest.raises(
         SyncError,
         match=r"could not join .* give --resume --set sync\.method=direct, or disk where engines are on other machines\.",
@@ -112,17 +112,17 @@ def test_when_no_method_is_left_the_run_ends(stack: SharedStack) -> None:
     def gone(notice: dict[str, Any]) -> None:
         Path(notice["path"]).unlink()
 
-    weights, _, _ = weight_sync(stack, "disk", "sync", spoilt(gone, "publishing"))
+    weights, _, _ = made_sync(stack, "disk", "sync", spoilt(gone, "publishing"))
     with pytest.raises(SyncError, match="No method is left"):
         weights.push(8)
-    sound, _, _ = weight_sync(stack, "nccl", "sync", ray_get)
+    sound, _, _ = made_sync(stack, "nccl", "sync", ray_get)
     sound.push(9)
 
 
 @pytest.mark.parametrize("mode", ["sync", "overlap"])
 def test_a_fault_of_the_code_is_no_failure_of_the_method(stack: SharedStack, mode: str) -> None:
     """Here an engine that is paused, and is told to finish what it cannot. It ends the run as what it is."""
-    weights, _, warnings = weight_sync(stack, "direct", mode, ray_get)
+    weights, _, warnings = made_sync(stack, "direct", mode, ray_get)
     rollouts = stack.actors.rollouts
     rollouts.in_flight = "drain"
     rollouts.sleep()
@@ -142,7 +142,7 @@ def test_weights_that_the_system_does_not_let_be_written_are_a_failure_of_the_me
     assert stack.actors.trainers is not None
     folder = stack.actors.trainers.sync_folder
     assert folder is not None
-    weights, _, _ = weight_sync(stack, "disk", "sync", ray_get)
+    weights, _, _ = made_sync(stack, "disk", "sync", ray_get)
     if folder.exists():
         folder.rename(tmp_path / "moved")
     folder.write_text("a file where the folder should be")
@@ -156,7 +156,7 @@ def test_a_new_engine_gets_the_current_weights_as_long_as_the_trainer_has_them(s
     actor = stack.actors.rollouts.actors[0]
     assert stack.actors.trainers is not None
     for method in ("nccl", "direct"):
-        weights, _, _ = weight_sync(stack, method, "sync", ray_get)
+        weights, _, _ = made_sync(stack, method, "sync", ray_get)
         assert weights.bring_up(actor) == []  # nothing was pushed yet
         weights.push(11)
         assert weights.bring_up(actor)

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestration.engine_handle import EngineHandle
-from orchestration.job import RLJob
-from orchestration.loop import drive
-from orchestration.rollout_group import RolloutGroup
-from orchestration.run_directory import read_metrics, read_samples
-from orchestration.sync import JOINING, prove
+from orchestration.engines.handle import EngineHandle
+from orchestration.engines.pool import EnginePool
+from orchestration.rl.job import RLJob
+from orchestration.rl.loop import drive
+from orchestration.rl.weight_sync import JOINING, probe_weights
+from orchestration.run.directory import read_metrics
+from orchestration.run.samples import read_samples
 from unit_tests.e2e.shared_stack import SharedStack
 from unit_tests.e2e.test_failures import core_of, pid_of
 
@@ -29,7 +30,7 @@ STALL_SECONDS = 16.0
 
 
 @pytest.fixture(scope="module")
-def two(stack: SharedStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RolloutGroup]:
+def two(stack: SharedStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnginePool]:
     """The session's engine, and another one beside it."""
     rollouts = stack.actors.rollouts
     (first,) = rollouts.engines
@@ -37,7 +38,7 @@ def two(stack: SharedStack, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     log_file = str(tmp_path_factory.mktemp("second") / "engine_1.log")
     arguments = (log_file, {**engine, "seed": engine["seed"] + 1}, *others)
     second = EngineHandle("engine 1", first._actor_class, arguments, rollouts.watch)
-    RolloutGroup([second], rollouts.watch, 0, "recompute", print).wait_for_all()
+    EnginePool([second], rollouts.watch, 0, "recompute", print).wait_for_all()
     rollouts.engines.append(second)
     rollouts.restarts_left = 2
     yield rollouts
@@ -48,7 +49,7 @@ def two(stack: SharedStack, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 class Made:
     """Which groups came from which engine."""
 
-    def __init__(self, rollouts: RolloutGroup, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, rollouts: EnginePool, patch: pytest.MonkeyPatch) -> None:
         self.by_engine: dict[str, set[str]] = {}
         for engine in rollouts.engines:
             patch.setattr(engine, "take_in", self._noting(engine))
@@ -66,12 +67,14 @@ class Made:
 
 def gaps(job: RLJob) -> list[float]:
     """How far each engine's log-probabilities are from the trainer's, at most."""
-    alone = [RolloutGroup([engine], job.rollouts.watch, 0, "recompute", print) for engine in job.rollouts.engines]
-    tallies = [prove(job.trainers, one, job.version, job.probes, job.probe_sampling, job.config) for one in alone]
+    alone = [EnginePool([engine], job.rollouts.watch, 0, "recompute", print) for engine in job.rollouts.engines]
+    tallies = [
+        probe_weights(job.trainers, one, job.version, job.probes, job.probe_sampling, job.config) for one in alone
+    ]
     return [tally.means()["sync/probe_gap_max"] for tally in tallies]
 
 
-def wait_for(engine: EngineHandle, rollouts: RolloutGroup) -> None:
+def wait_for(engine: EngineHandle, rollouts: EnginePool) -> None:
     """Until it generates, with the current weights."""
     deadline = time.monotonic() + SECONDS
     while engine.state != "usable":
@@ -90,7 +93,7 @@ def check_whole(folder: Path) -> list[set[str]]:
 
 
 def test_what_a_killed_engine_was_asked_the_other_one_makes(
-    stack: SharedStack, two: RolloutGroup, monkeypatch: pytest.MonkeyPatch
+    stack: SharedStack, two: EnginePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In overlap, while weights are on their way to both."""
     first, second = two.engines
@@ -100,14 +103,14 @@ def test_what_a_killed_engine_was_asked_the_other_one_makes(
         assert job.in_flight is not None
         made = Made(two, monkeypatch)
 
-        def struck(askings, sampling, step) -> None:
+        def struck(requests, sampling, step) -> None:
             is_now = job.trained_steps > 0 and not lost
             core = core_of(pid_of(second.member)) if is_now else 0
             if is_now:
                 os.kill(core, signal.SIGSTOP)  # so that it makes nothing of this
-            ask(askings, sampling, step)
+            ask(requests, sampling, step)
             if is_now:
-                lost.update(asking.group_id for asking in askings)
+                lost.update(request.group_id for request in requests)
                 os.kill(core, signal.SIGKILL)
 
         def look(path: Path) -> Path:
@@ -134,7 +137,7 @@ def test_what_a_killed_engine_was_asked_the_other_one_makes(
 
 
 def test_a_broadcast_that_an_engine_dies_in_is_made_again_without_it_and_later_with_it(
-    stack: SharedStack, two: RolloutGroup, monkeypatch: pytest.MonkeyPatch
+    stack: SharedStack, two: EnginePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In sync mode with nccl, whose group is made anew for whoever is there."""
     second = two.engines[1]
@@ -177,7 +180,7 @@ def test_a_broadcast_that_an_engine_dies_in_is_made_again_without_it_and_later_w
     ids=["frozen before it joins", "killed while it does"],
 )
 def test_an_engine_lost_as_it_joins_the_weight_group_is_left_out_of_it(
-    stack: SharedStack, two: RolloutGroup, monkeypatch: pytest.MonkeyPatch, deadly: signal.Signals, call: int, mode: str
+    stack: SharedStack, two: EnginePool, monkeypatch: pytest.MonkeyPatch, deadly: signal.Signals, call: int, mode: str
 ) -> None:
     """The others give up before it is known to be lost, and that is no failure of the method."""
     second, calls = two.engines[1], []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestration.run_directory import checkpoints, read_metrics
+from orchestration.run.directory import checkpoints, read_metrics
 from unit_tests.e2e.test_grpo_tiny import ending, marked_processes, started_rl
 
 pytestmark = [pytest.mark.e2e]

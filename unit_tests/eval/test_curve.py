@@ -5,7 +5,7 @@ import pytest
 
 from eval.curve import read_curve, smoothed, write_curve_svg
 from eval.report import main
-from orchestration.run_directory import RunDirectory
+from orchestration.run.directory import RunDirectory
 
 SVG = "{http://www.w3.org/2000/svg}"
 

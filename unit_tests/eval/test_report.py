@@ -13,9 +13,10 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from eval import report
 from eval.report import LiveReport, collect_samples, main, phase_seconds, thinned_rows, write_report
-from orchestration.metrics import time_metrics
-from orchestration.run_directory import RunDirectory, samples_path
-from rollouts.records import Prompt, Trajectory
+from orchestration.metrics.tally import time_metrics
+from orchestration.run.directory import RunDirectory
+from orchestration.run.samples import samples_path
+from records.rollout import Prompt, Trajectory
 
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'> <!-- & \u2028 \udc80"
 CONFIG = "model: {path: models/tiny}\nalgorithm: {name: grpo}\ntrain: {steps: %d}\nreward: {pass_threshold: 0.5}\n"

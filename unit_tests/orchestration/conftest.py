@@ -2,7 +2,7 @@
 
 import pytest
 
-from unit_tests.orchestration.ranks import Ranks
+from unit_tests.orchestration.ranks.ranks import Ranks
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rewards import sandbox
+from rewards.sandbox import run as sandbox
 
 
 @pytest.fixture(params=["namespaces", "limits_only"])

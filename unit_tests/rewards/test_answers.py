@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.schema import Reward
-from rewards.find import check_params
+from configs.blocks.rl import Reward
+from plugins.lookup import check_params
+from records.rollout import Prompt, Trajectory
 from rewards.format_match import format_match
 from rewards.gsm8k import gsm8k
 from rewards.last_number import find_first_number
 from rewards.math_verify import math_verify
 from rewards.multiple_choice import find_choice, multiple_choice
 from rewards.numeric_precision import numeric_precision
-from rewards.service import ScoringService
-from rollouts.records import Prompt, Trajectory
+from rewards.scoring.service import ScoringService
 
 
 def trajectory(response: str, answer: Any = None, **columns: Any) -> Trajectory:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from plugins.lookup import check_params
+from records.rollout import Prompt, Trajectory
 from rewards.code_execution import code_execution, find_program
-from rewards.code_tests import CodeCase, StdinCase, ValueCase, read_cases
-from rewards.find import check_params
-from rollouts.records import Prompt, Trajectory
+from rewards.sandbox.code_tests import CodeCase, StdinCase, ValueCase, read_cases
 
 
 def answered(program: str, tests: Any, **columns: Any) -> Trajectory:

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from configs.schema import Reward
-from rewards import judge_cache
-from rewards.counted import Counted
-from rewards.find import check_params
-from rewards.judge_client import JudgeError
+from configs.blocks.rl import Reward
+from plugins.lookup import check_params
+from records.rollout import Prompt, Trajectory
+from rewards.judge import cache as judge_cache
+from rewards.judge.client import JudgeError
 from rewards.llm_judge import llm_judge
-from rewards.service import ScoringService
-from rollouts.records import Prompt, Trajectory
+from rewards.scoring.counted import Counted
+from rewards.scoring.service import ScoringService
 
 KEY = "sk-very-secret"
 

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plugins.lookup import check_params, find_reward, reward_names
+from records.rollout import Prompt, Trajectory
 from rewards.ended import ended
 from rewards.exact_match import exact_match
-from rewards.find import check_params, find_reward, reward_names
 from rewards.format_match import format_match
 from rewards.last_number import find_last_number, last_number
 from rewards.length import length
 from rewards.reasoning_gym_score import reasoning_gym_score
 from rewards.repetition import repetition
 from rewards.soft_overlong import soft_overlong
-from rollouts.records import Prompt, Trajectory
 
 
 def trajectory(response: str, answer: Any = None, finish_reason: str = "stop", **columns: Any) -> Trajectory:
@@ -174,7 +174,7 @@ def test_every_shipped_reward_is_found_by_its_file() -> None:
     ("name", "said"),
     [
         ("last_numbr", "did you mean 'last_number'"),
-        ("service", "there is no such reward"),
+        ("scoring", "there is no such reward"),
         ("no_such_lab.rewards:score", "there is no module no_such_lab"),
         ("rewards.last_number:last_numbr", "did you mean 'last_number'"),
     ],
@@ -319,7 +319,7 @@ def test_repetition_counts_what_was_generated_within_turns() -> None:
 
 def test_rewards_import_neither_torch_nor_transformers() -> None:
     code = (
-        "import sys, rewards.find as f, rewards.service, rewards.worker\n"
+        "import sys, plugins.lookup as f, rewards.scoring.service, rewards.scoring.worker\n"
         "assert 'reasoning_gym' not in sys.modules\n"
         "[f.find_reward(n) for n in f.reward_names()]\n"
         "heavy = {'torch', 'transformers', 'vllm', 'ray'} & set(sys.modules)\n"

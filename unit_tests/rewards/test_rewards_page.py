@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import yaml
 
-from configs.schema import Reward
-from rewards import sandbox
-from rewards.find import check_params, find_reward, is_of_group, reward_names
-from rollouts.records import Group, Prompt, Trajectory
+from configs.blocks.rl import Reward
+from plugins.lookup import check_params, find_reward, is_of_group, reward_names
+from records.rollout import Group, Prompt, Trajectory
+from rewards.sandbox import run as sandbox
 
 PAGE = (Path(__file__).parents[2] / "docs" / "REWARDS.md").read_text()
 EXAMPLES = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)

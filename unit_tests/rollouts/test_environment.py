@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from records.rollout import Prompt
 from rollouts.environment import Step, environment_names, find_environment
-from rollouts.records import Prompt
 
 
 def test_single_turn_asks_and_ends() -> None:

@@ -6,12 +6,12 @@ import time
 import numpy as np
 import pytest
 
-from configs.schema import Model, Reward
+from configs.blocks.rl import Model, Reward
+from records.rollout import Prompt
 from rollouts.environment import Step
-from rollouts.records import Prompt
-from rollouts.response import Generation
-from rollouts.sampling import Sampling
-from rollouts.worker import Asking, RolloutWorker
+from rollouts.vllm.response import Generation
+from rollouts.vllm.sampling import Sampling
+from rollouts.worker import GroupRequest, RolloutWorker
 from unit_tests.tiny_model import write_tiny_model
 
 
@@ -88,7 +88,7 @@ SAMPLING = Sampling(max_new_tokens=8)
 
 def made_askings(groups, samples):
     prompts = [Prompt(f"p{i}", [{"role": "user", "content": f"question {i}"}]) for i in range(groups)]
-    return [Asking(f"g{i}", prompt, samples) for i, prompt in enumerate(prompts)]
+    return [GroupRequest(f"g{i}", prompt, samples) for i, prompt in enumerate(prompts)]
 
 
 def with_worker(model, do, engine=None, environment="single_turn"):
@@ -106,10 +106,10 @@ def with_worker(model, do, engine=None, environment="single_turn"):
     return asyncio.run(run())
 
 
-async def made(worker, askings):
+async def made(worker, requests):
     """The groups of these askings, in their order; others that come meanwhile are dropped."""
-    await worker.ask(askings, SAMPLING, step=1)
-    ids, groups = [asking.group_id for asking in askings], {}
+    await worker.ask(requests, SAMPLING, step=1)
+    ids, groups = [request.group_id for request in requests], {}
     while not groups.keys() >= set(ids):
         groups |= {group.group_id: group for group in (await worker.collect(10)).groups}
     return [groups[name] for name in ids]
@@ -153,7 +153,7 @@ def test_no_environment_hears_of_a_probe(model):
     """Here one that breaks on the second prompt, and asks for further turns on the others."""
 
     async def do(worker):
-        prompts = [asking.prompt for asking in made_askings(3, 1)]
+        prompts = [request.prompt for request in made_askings(3, 1)]
         found = await worker.probe(prompts, SAMPLING, step=1)
         return worker.engine, found, await worker.collect(0.0)
 
@@ -169,7 +169,7 @@ def test_no_environment_hears_of_a_probe(model):
 def test_a_prompt_asked_again_is_seeded_as_further_samples(model):
     async def do(worker):
         prompt = Prompt("p0", [{"role": "user", "content": "question"}])
-        await made(worker, [Asking("g0", prompt, 2), Asking("g1", prompt, 2, first_sample=2)])
+        await made(worker, [GroupRequest("g0", prompt, 2), GroupRequest("g1", prompt, 2, first_sample=2)])
         return worker.engine
 
     assert sorted(asked[2] for asked in with_worker(model, do).asked) == [0, 1, 2, 3]
@@ -307,7 +307,7 @@ def test_what_is_asked_later_runs_beside_what_was_asked(model):
 
     async def do(worker):
         await worker.ask(made_askings(1, 2), SAMPLING, step=1)
-        (group,) = await made(worker, [Asking("e0", Prompt("q0", [{"role": "user", "content": "question"}]), 1)])
+        (group,) = await made(worker, [GroupRequest("e0", Prompt("q0", [{"role": "user", "content": "question"}]), 1)])
         return group, await worker.collect(0.0)
 
     group, counters = with_worker(model, do, ScriptedEngine({"p0": 60.0}))

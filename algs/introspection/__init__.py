@@ -1,0 +1,1 @@
+"""What can be learned about a method by asking it on made-up tokens."""

@@ -1,0 +1,1 @@
+"""What several methods share: clipped surrogates, aggregation, KL estimators, preference log-ratios."""

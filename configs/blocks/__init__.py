@@ -1,0 +1,1 @@
+"""The schema: what a configuration may say, one file a block."""

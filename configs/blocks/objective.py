@@ -1,0 +1,114 @@
+"""What stands around a method's loss, independent of the method: baseline, aggregation, KL, off-policy correction, critic."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from configs.blocks.block import Block, Named
+from plugins import components
+
+
+class Component(Named):
+    """A function in algs/ or your own. It is found, and its parameters are checked, as soon as it is named."""
+
+    kind: ClassVar[Literal["advantage", "correction"]]
+    params: dict[str, Any] = Field(
+        default_factory=dict,
+        validate_default=True,
+        description="Keyword arguments given to the function.",
+    )
+
+    @field_validator("params")
+    @classmethod
+    def _fit(cls, given: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        return components.checked_params(cls.kind, info.data["function"], given) if "function" in info.data else given
+
+    @field_validator("function")
+    @classmethod
+    def _exists(cls, name: str) -> str:
+        components.found(cls.kind, name)
+        return name
+
+
+class Advantage(Component):
+    """The advantage, in place of the method's: one of algs/advantages.py, or your own."""
+
+    kind = "advantage"
+
+
+class Corrector(Component):
+    """An off-policy correction: one of algs/corrections.py, or your own."""
+
+    kind = "correction"
+
+
+class KL(Block):
+    """A leash to the reference policy, which is the model as it was before training."""
+
+    coef: float = Field(0.0, ge=0, description="Weight of KL(pi || pi_ref); 0 holds no reference model.")
+    estimator: Literal["k1", "k2", "k3"] = Field(
+        "k3", description="Per-token estimator: k1 = log(pi/ref), k2 = k1²/2, k3 = ref/pi - 1 - log(ref/pi)."
+    )
+    placement: Literal["loss", "reward"] = Field(
+        "loss",
+        description="loss: a term of every token's loss. reward: subtracted from the reward before the advantage.",
+    )
+
+
+class Objective(Block):
+    """What stands around the method's own loss. Empty keys take the method's own choice."""
+
+    advantage: Advantage | None = Field(
+        None, description="A function in algs/advantages.py or your own, in place of the method's advantage."
+    )
+    aggregation: Literal["token_mean", "sequence_mean", "prompt_mean", "fixed_length"] | None = Field(
+        None,
+        description="How token losses become one number; denominators are global over the optimizer step. Empty: as in "
+        "the method's paper.",
+    )
+    old_logprobs: Literal["trainer", "engine"] = Field(
+        "trainer",
+        description="pi_old of the ratio: recomputed by the trainer at the start of the step, or the engine's own "
+        "log-probabilities (then pi_old is mu: one forward pass less, and the engine's rounding in every ratio).",
+    )
+    corrections: list[Corrector] = Field(
+        default_factory=list,
+        description="Off-policy corrections from pi_old / mu (algs/corrections.py or your own): factors on the method's loss "
+        "and tokens left out.",
+    )
+    rejected_tokens: Literal["stay", "leave"] = Field(
+        "stay", description="Whether tokens that a correction leaves out stay in the aggregation's denominators."
+    )
+    kl: KL = Field(default_factory=KL)
+    entropy_coef: float = Field(0.0, ge=0, description="Weight of an entropy bonus.")
+
+
+class Critic(Block):
+    """The value function of methods that have one (PPO)."""
+
+    kind: Literal["separate", "shared"] = Field(
+        "separate",
+        description="separate: a model and optimizer of its own, begun from the policy's weights. shared: a value head on "
+        "the policy's trunk.",
+    )
+    learning_rate: float | None = Field(None, gt=0, description="Of a separate critic. Empty: train.learning_rate.")
+    warmup_steps: int = Field(0, ge=0, description="First steps in which only the critic learns.")
+
+
+class Filter(Named):
+    """Which responses are trained on: a file in rollouts/filters, or your own. Runs on whole groups, after scoring."""
+
+    refill: bool | None = Field(
+        None,
+        description="Ask further prompts in place of groups that are left out whole. Empty: the filter's own choice.",
+    )
+    in_baseline: bool = Field(False, description="Responses left out one by one still count in their group's baseline.")
+
+
+class Replay(Block):
+    """Optimizer steps kept whole (batch and weights), to be looked at with `python -m orchestration.step_debugger`."""
+
+    steps: list[int] = Field(default_factory=list, description="Steps to keep. Skipped ones are kept in any case.")
+    keep: int = Field(2, ge=1, description="Kept steps; older ones make room.")

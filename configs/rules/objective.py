@@ -1,0 +1,213 @@
+"""Rules on the method and what stands around it: combinations that make no sense, each with its reason and the way out.
+
+What a method, an advantage or a correction does is not declared anywhere: they are asked, on made-up data (algs/probing).
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from configs.blocks.objective import KL, Critic
+from plugins import components
+from plugins import methods as algorithm
+
+if TYPE_CHECKING:
+    from algs.method import PolicyMethod
+    from configs.blocks.objective import Objective
+    from configs.blocks.rl import RLConfig
+
+Problem = tuple[str, str]  # dotted key, message
+
+
+def objective_problems(config: RLConfig) -> Iterator[Problem]:
+    """What is wrong with algorithm, objective, critic and replay together."""
+    from algs.introspection.method_facts import reads  # imports torch; --help must not
+
+    name, method = config.algorithm.name, algorithm.built(config.algorithm)
+    try:
+        read = _asked(f"loss() of '{name}'", reads, method)
+    except ValueError as error:
+        yield "algorithm.name", str(error)
+        return
+    for field in sorted(read & {"ref_logprobs", "values"} - method.needs()):
+        yield "algorithm.name", f"the loss of '{name}' reads {field}, which its needs() must name to be given it"
+    yield from _advantage(config, method, read)
+    yield from _corrections(config, read)
+    yield from _leash(config.objective)
+    yield from _critic(config, has_critic="values" in method.needs())
+    if outside := [step for step in config.replay.steps if not 1 <= step <= config.train.steps]:
+        yield "replay.steps", f"{outside[0]} is not among the run's steps, 1 to {config.train.steps} (train.steps)"
+
+
+def objective_warnings(config: RLConfig) -> Iterator[str]:
+    """What runs, but probably not as meant."""
+    from algs.introspection.method_facts import reads, rejects
+
+    objective, default = config.objective, KL()
+    for key in ("estimator", "placement"):
+        if objective.kl.coef == 0 and getattr(objective.kl, key) != getattr(default, key):
+            yield f"objective.kl.{key}: has no effect while objective.kl.coef is 0"
+    if objective.rejected_tokens == "leave" and not any(map(rejects, components.corrections_for(objective))):
+        yield "objective.rejected_tokens: leave has no effect, since no correction here leaves tokens out"
+    read = reads(algorithm.built(config.algorithm))
+    if objective.old_logprobs == "engine" and config.train.updates_per_step == 1 and "old_logprobs" in read:
+        yield (
+            "objective.old_logprobs: with one update per step the ratio to the trainer's own log-probabilities is 1; "
+            "to the engine's it is the gap between engine and trainer, which the method then clips or weighs"
+        )
+    if config.rollout.max_refill_rounds == 0 and any(item.refill for item in config.rollout.filters):
+        yield "rollout.max_refill_rounds: 0 asks for no further prompts, so a filter's refill has no effect"
+
+
+def _advantage(config: RLConfig, method: PolicyMethod, read: frozenset[str]) -> Iterator[Problem]:
+    from algs.introspection.method_facts import made_up_groups
+
+    name, named = config.algorithm.name, config.objective.advantage
+    has_critic = "values" in method.needs()
+    if named is None and not algorithm.has_advantages(type(method)):
+        yield (
+            "algorithm.name",
+            f"'{name}' defines no advantage, so it cannot learn from rewards; choose one of "
+            f"{', '.join(name for name, entry in algorithm.listed().items() if entry.has_advantages)}",
+        )
+        return
+    if "advantages" not in read:
+        yield "algorithm.name", f"the loss of '{name}' does not depend on advantages, so it cannot learn from rewards"
+        return
+    if named is not None and has_critic:
+        yield (
+            "objective.advantage",
+            f"'{name}' has a critic, whose values and returns belong to its own advantage; remove this key, or use a "
+            "method without a critic",
+        )
+        return
+    key = "algorithm.name" if named is None else "objective.advantage"
+    what = f"advantages() of '{name}'" if named is None else named.function
+    advantage = components.advantage_for(config, method)
+    try:
+        groups = made_up_groups((4, 1, 3), has_critic)
+        found = _asked(what, advantage, groups)
+        of_single_responses = _asked(what, advantage, made_up_groups((1,) * 6, has_critic))
+        returns = _asked(f"returns() of '{name}'", method.returns, groups) if has_critic else None
+    except ValueError as error:
+        yield key, str(error)
+        return
+    responses, tokens = len(groups.rewards), len(groups.sequence)
+    if (shape := _shape(found)) not in ((responses,), (tokens,)):
+        yield (
+            key,
+            f"{what} gave {shape} for {responses} responses of {tokens} tokens; it must give a tensor with one number "
+            "per response, or one per token",
+        )
+    elif has_critic and (shape := _shape(returns)) != (tokens,):
+        yield key, f"returns() of '{name}' gave {shape} for {tokens} tokens; it must give a tensor with one number each"
+    elif config.rollout.responses_per_prompt == 1 and not bool(of_single_responses.any()):
+        who = f"'{name}'" if named is None else f"the advantage '{named.function}'"
+        yield (
+            "rollout.responses_per_prompt",
+            f"1 gives every response an advantage of 0 under {who} (its baseline is the group's mean); use at least 2",
+        )
+
+
+def _corrections(config: RLConfig, read: frozenset[str]) -> Iterator[Problem]:
+    from algs.introspection.method_facts import rejects_agreement, weighs
+
+    objective, name = config.objective, config.algorithm.name
+    if objective.old_logprobs == "engine" and read >= {"old_logprobs", "behavior_logprobs"}:
+        yield (
+            "objective.old_logprobs",
+            f"'{name}' weighs by pi_old / mu, which is 1 everywhere when the engine's log-probabilities are pi_old; use "
+            "trainer",
+        )
+    if not objective.corrections:
+        if objective.rejected_tokens == "leave":
+            yield (
+                "objective.rejected_tokens",
+                "there is no correction that could leave tokens out; remove this key, or add one to objective.corrections",
+            )
+        return
+    if objective.old_logprobs == "engine":
+        yield (
+            "objective.corrections",
+            "with objective.old_logprobs engine pi_old is mu, so that every pi_old / mu is 1 and nothing is corrected; "
+            "use objective.old_logprobs trainer, or no correction",
+        )
+    if "behavior_logprobs" in read:
+        yield (
+            "objective.corrections",
+            f"the loss of '{name}' already reads mu, so that a factor pi_old / mu would count it twice; use no correction",
+        )
+    weighing = []
+    for index, (named, correction) in enumerate(
+        zip(objective.corrections, components.corrections_for(objective), strict=True)
+    ):
+        try:
+            if _asked(named.function, weighs, correction):
+                weighing.append(named.function)
+            if _asked(named.function, rejects_agreement, correction):
+                yield (
+                    f"objective.corrections.{index}",
+                    f"{named.function} leaves out even tokens on which trainer and engine agree (pi_old / mu = 1); "
+                    "choose bounds around 1",
+                )
+        except ValueError as error:
+            yield f"objective.corrections.{index}", str(error)
+    if len(weighing) > 1:
+        yield (
+            "objective.corrections",
+            f"{' and '.join(weighing)} each multiply by pi_old / mu, which would count more than once; keep one of them "
+            "beside those that only leave tokens out (geometric_mask, veto)",
+        )
+
+
+def _leash(objective: Objective) -> Iterator[Problem]:
+    if objective.kl.coef > 0 and objective.kl.estimator == "k1" and objective.kl.placement == "loss":
+        yield (
+            "objective.kl.estimator",
+            "k1 in the loss holds nothing back: its gradient is 0 in expectation; use k2 or k3, or "
+            "objective.kl.placement reward",
+        )
+
+
+def _critic(config: RLConfig, has_critic: bool) -> Iterator[Problem]:
+    critic = config.critic
+    if not has_critic:
+        if critic != Critic():
+            yield (
+                "critic",
+                f"'{config.algorithm.name}' has no critic; remove this block, or use a method that has one "
+                "(algorithm.name: ppo)",
+            )
+        return
+    if critic.kind == "shared" and critic.learning_rate is not None:
+        yield (
+            "critic.learning_rate",
+            "a shared critic is trained by the policy's optimizer, at train.learning_rate; remove this key, or use "
+            "critic.kind separate",
+        )
+    if critic.warmup_steps >= config.train.steps:
+        yield (
+            "critic.warmup_steps",
+            f"{critic.warmup_steps} must be below train.steps {config.train.steps}, or the policy is never trained",
+        )
+
+
+def _shape(found: Any) -> Any:
+    return tuple(found.shape) if hasattr(found, "shape") else f"a {type(found).__name__}"
+
+
+def _asked(what: str, question: Callable[..., Any], *given: Any) -> Any:
+    """The answer, or a ValueError that says what failed: the user's own code may fail in any way.
+
+    The line in that code is named, except for a ValueError, which is taken to explain itself.
+    """
+    try:
+        return question(*given)
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from error
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"line {frame.lineno} of {frame.filename}"
+        raise ValueError(f"{what} fails on made-up data: {type(error).__name__}: {error} ({where})") from error

@@ -1,0 +1,117 @@
+"""Rules on the schedule: combinations that make no sense, and what asynchrony adds to the objective by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from configs.blocks.objective import Corrector
+from plugins import methods as algorithm
+
+if TYPE_CHECKING:
+    from configs.blocks.rl import RLConfig
+    from configs.blocks.schedule import Schedule
+
+Problem = tuple[str, str]  # dotted key, message
+ONLY_IN_OVERLAP = ("max_staleness", "in_flight", "over_issue", "pause_while_training")
+
+
+def with_correction(config: RLConfig) -> RLConfig:
+    """The configuration, with truncated importance weights where tokens may be older than the policy they train.
+
+    Left alone: a list of corrections that the user wrote (an empty one too), a method that weighs by mu itself, and the
+    engine's log-probabilities as pi_old.
+    """
+    objective = config.objective
+    if config.schedule.oldest == 0 or "corrections" in objective.model_fields_set or objective.old_logprobs == "engine":
+        return config
+    read = _read(config)
+    if read is not None and "behavior_logprobs" not in read:
+        objective.corrections.append(Corrector.model_validate("token_truncate"))
+    return config
+
+
+def _read(config: RLConfig) -> frozenset[str] | None:
+    """What the method's loss reads. None: it fails, which objective_problems reports, with the line."""
+    from algs.introspection.method_facts import reads  # imports torch; --help must not
+
+    try:
+        return reads(algorithm.built(config.algorithm))
+    except Exception:  # noqa: BLE001 a user's method may fail in any way
+        return None
+
+
+def schedule_problems(config: RLConfig) -> Iterator[Problem]:
+    """What is wrong with the schedule."""
+    schedule, prompts = config.schedule, config.rollout.prompts_per_step
+    if schedule.oldest > 0 and config.objective.old_logprobs == "engine":
+        read = _read(config)
+        if read is not None and not read & {"old_logprobs", "behavior_logprobs"}:
+            yield (
+                "objective.old_logprobs",
+                f"the loss of '{config.algorithm.name}' has no ratio, so engine leaves tokens up to {schedule.oldest} versions "
+                "old uncorrected; use trainer, with objective.corrections (empty only if you mean it)",
+            )
+    if schedule.over_issue is not None and schedule.over_issue > schedule.max_staleness:
+        yield (
+            "schedule.over_issue",
+            f"{schedule.over_issue:g} batches ahead would be older than schedule.max_staleness {schedule.max_staleness} "
+            "when they are trained on; use at most that",
+        )
+    if schedule.staleness and schedule.pause_while_training and schedule.in_flight == "drain":
+        yield (
+            "schedule.in_flight",
+            "drain finishes responses before weights come, and with schedule.pause_while_training the engine stands still "
+            "then; use recompute or abort",
+        )
+    if (schedule.reuse_share > 0) != (schedule.reuse_versions > 0):
+        yield (
+            "schedule.reuse_share",
+            f"schedule.reuse_versions {schedule.reuse_versions} and schedule.reuse_share {schedule.reuse_share:g} go "
+            "together: both above 0, or neither",
+        )
+    elif schedule.reuse_share > 0 and not 0 < schedule.reused_groups(prompts) < prompts:
+        yield (
+            "schedule.reuse_share",
+            f"{schedule.reuse_share:g} of rollout.prompts_per_step {prompts} is {schedule.reused_groups(prompts)} "
+            f"groups; it must be at least 1 and leave at least 1 fresh one",
+        )
+
+
+def _ahead_warnings(schedule: Schedule, prompts: int) -> Iterator[str]:
+    """Staleness that is left unused where one batch at a time is asked."""
+    fresh = prompts - schedule.reused_groups(prompts)
+    if schedule.over_issue is None or round(schedule.over_issue * fresh) > 0:
+        return
+    asks = f"schedule.over_issue: {schedule.over_issue:g} asks one batch at a time"
+    if schedule.pause_while_training:
+        yield f"{asks}, so that nothing is under way while engines stand still: this is sync; use more, or leave it empty"
+    elif schedule.max_staleness > 1:
+        yield (
+            f"{asks}, so that no token is more than 1 version old, whatever schedule.max_staleness ({schedule.max_staleness}); use "
+            "more, or leave it empty"
+        )
+
+
+def schedule_warnings(config: RLConfig) -> Iterator[str]:
+    """What runs, but probably not as meant."""
+    schedule, objective = config.schedule, config.objective
+    if schedule.mode == "sync":
+        for key in ONLY_IN_OVERLAP:
+            if getattr(schedule, key) != type(schedule).model_fields[key].default:
+                yield f"schedule.{key}: has no effect with schedule.mode sync"
+    else:
+        yield from _ahead_warnings(schedule, config.rollout.prompts_per_step)
+    read = _read(config) if schedule.oldest > 0 else None
+    if read is None:
+        return
+    if objective.old_logprobs == "engine" and "old_logprobs" in read:
+        yield (
+            "objective.old_logprobs: engine takes the policy that sampled as pi_old, here up to "
+            f"{schedule.oldest} versions old; trainer (with a correction) keeps trust region and staleness apart"
+        )
+    elif objective.old_logprobs == "trainer" and not objective.corrections and "behavior_logprobs" not in read:
+        yield (
+            f"objective.corrections: is empty, so tokens up to {schedule.oldest} versions old count as the policy's own; "
+            "remove the key for token_truncate (a run's own config.yaml has it written out)"
+        )

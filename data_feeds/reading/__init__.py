@@ -1,0 +1,1 @@
+"""Rows of files, data sets and generators."""

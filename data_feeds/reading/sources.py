@@ -1,0 +1,214 @@
+"""Rows of a data source, from a file, a data set or a reasoning_gym generator, each ready to become a prompt.
+
+Everything a user can get wrong in a data file ends in a ValueError with the file, the row and the way out.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from configs.blocks.source import Source
+from data_feeds.reading.rows import Columns, DatasetRows, JsonRows, ParquetRows, Rows, cache_folder, said
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row before it is a prompt; `where` names it in messages to the user (file and 1-based row)."""
+
+    index: int  # 0-based row in the source
+    where: str
+    messages: list[dict[str, Any]]
+    answer: Any
+    columns: dict[str, Any] = field(default_factory=dict)
+    images: tuple[Any, ...] = ()
+
+
+def source_name(source: Source) -> str:
+    """The task's or data set's name, or the file's without its ending."""
+    if source.file is not None:
+        name = Path(source.file).name
+        return name.removesuffix(".gz").rpartition(".")[0] if "." in name else name
+    return source.reasoning_gym or Path(source.dataset or "").name
+
+
+def open_rows(source: Source, seed: int, key: str, cache_dir: str | None = None) -> Rows:
+    """The rows of a source. `seed` is that of generated rows; files do not use it. `key` is where the source stands in the
+    configuration (data.sources.0), for messages.
+
+    Raises ValueError as the module says, when there is no such file or nothing in it.
+    """
+    if source.reasoning_gym is not None:
+        return GeneratedRows(source, seed, key)
+    if source.dataset is not None:
+        rows: Rows = DatasetRows(source.dataset, source.split, source.subset, source.revision)
+        what = f"data set {source.dataset}"
+    else:
+        path = Path(source.file or "")
+        if not path.is_file():
+            raise ValueError(f"data file {path}: no such file{_near_file(path)}")
+        what = f"data file {path}"
+        is_parquet = path.suffix.lower() == ".parquet"
+        rows = ParquetRows(path, cache_folder(cache_dir)) if is_parquet else JsonRows(path)
+    if not len(rows):
+        raise ValueError(f"{what}: it holds no row")
+    return rows
+
+
+def read_source(source: Source, seed: int, key: str) -> Iterator[Row]:
+    """Rows of a source in order, as prompts of reinforcement learning. Raises ValueError as the module says."""
+    rows = open_rows(source, seed, key)
+    if rows.columns is not None:
+        _check_columns(source, rows.where(0).rpartition(" row ")[0], list(rows.columns))
+    for index, row in enumerate(rows.all()):
+        if isinstance(row, ValueError):
+            raise row
+        where = rows.where(index)
+        if rows.columns is None:
+            _check_columns(source, where, list(row))
+        columns = dict(row)
+        messages = prompt_messages(columns.pop(source.prompt_column), source.prompt_column, where)
+        answer = None if source.answer_column is None else columns.pop(source.answer_column)
+        images = columns.pop("images", None)
+        yield Row(index, where, messages, answer, columns, tuple(images) if images is not None else ())
+
+
+class GeneratedRows:
+    """Rows of a reasoning_gym generator, made when asked for; row i is a function of (seed, i)."""
+
+    def __init__(self, source: Source, seed: int, key: str) -> None:
+        self._source, self._key = source, key
+        self.columns: dict[str, str] | None = dict.fromkeys(
+            (source.prompt_column, source.answer_column or "answer", "reasoning_gym", "params", "entry"), "generated"
+        )
+        self._data = _make_generator(source.reasoning_gym or "", source.params, source.size, seed, key)
+
+    def __len__(self) -> int:
+        return self._source.size
+
+    def where(self, index: int) -> str:
+        return f"{self._source.reasoning_gym} row {index + 1}"
+
+    def read(self, index: int) -> Columns:
+        name, params = self._source.reasoning_gym, self._source.params
+        try:
+            entry = self._data[index]
+        except Exception as error:
+            raise ValueError(
+                f"{self._key}.params: {name}: generating row {index + 1} failed: {said(error)}; they are {params}"
+            ) from error
+        return {
+            self._source.prompt_column: entry["question"],
+            self._source.answer_column or "answer": entry["answer"],
+            "reasoning_gym": name,
+            "params": params,
+            "entry": entry,
+        }
+
+    def all(self) -> Iterator[Columns | ValueError]:
+        for index in range(len(self)):
+            yield self.read(index)  # a generator that fails is a wrong setting, never a bad row
+
+
+def _make_generator(name: str, params: dict[str, Any], size: int, seed: int, key: str) -> Any:
+    import reasoning_gym
+    from reasoning_gym.factory import DATASETS
+
+    if name not in DATASETS:
+        near = difflib.get_close_matches(name, DATASETS, n=3, cutoff=0.4)
+        hint = f"the nearest are: {', '.join(near)}" if near else f"there are: {', '.join(sorted(DATASETS))}"
+        raise ValueError(f"{key}.reasoning_gym: reasoning_gym has no task '{name}'; {hint}")
+    takes = [p for p in inspect.signature(DATASETS[name][1]).parameters if p not in ("size", "seed")]
+    for param in params:
+        if param in ("size", "seed"):
+            way = f"{key}.size" if param == "size" else "data.split_seed"
+            raise ValueError(f"{key}.params: {name}: '{param}' is not set here but by {way}")
+        if param not in takes:
+            raise ValueError(f"{key}.params: {name}: there is no parameter '{param}'; {nearest_name(param, takes)}")
+    try:
+        return reasoning_gym.create_dataset(name, size=size, seed=seed, **params)
+    except Exception as error:
+        raise ValueError(f"{key}.params: {name}: bad params {params}: {said(error)}") from error
+
+
+def _wanted(source: Source) -> list[tuple[str, str]]:
+    """Columns the file must have, with the key that names each."""
+    wanted = [("prompt_column", source.prompt_column)]
+    if source.answer_column is not None:
+        wanted.append(("answer_column", source.answer_column))
+    return wanted
+
+
+def _check_columns(source: Source, where: str, names: list[str]) -> None:
+    for key, column in _wanted(source):
+        if column not in names:
+            way = f"set data.sources[].{key}"
+            if key == "answer_column":
+                way += " (null: the rows have no answer)"
+            raise ValueError(f"{where}: there is no column '{column}'; {nearest_name(column, names)}; {way}")
+
+
+def prompt_messages(cell: Any, column: str, where: str) -> list[dict[str, Any]]:
+    """A prompt cell as chat messages that end before the assistant's turn."""
+    if isinstance(cell, str) and cell.strip():
+        return [{"role": "user", "content": cell}]
+    messages = chat_messages(cell, column, where)
+    if messages[-1]["role"] == "assistant":
+        raise ValueError(f"{where}: column '{column}' ends with the assistant's message; a prompt ends before its turn")
+    return messages
+
+
+def chat_messages(cell: Any, column: str, where: str) -> list[dict[str, Any]]:
+    """A cell as a list of chat messages, whoever has the last word; only a message that calls tools may lack content."""
+    if not isinstance(cell, list) or not cell:
+        what = "empty" if cell is None or cell == [] or isinstance(cell, str) else f"a {type(cell).__name__}"
+        raise ValueError(f"{where}: column '{column}' is {what}; it must be text or a list of chat messages")
+    for message in cell:
+        if not (isinstance(message, dict) and "role" in message and _has_content(message)):
+            raise ValueError(
+                f"{where}: column '{column}': every chat message needs 'role' and 'content', not {_short(message)}"
+            )
+        if not isinstance(message["role"], str) or not isinstance(message.get("content"), str | list | None):
+            raise ValueError(
+                f"{where}: column '{column}': a role is text, content is text or a list of parts, not {_short(message)}"
+            )
+    # Parquet gives every message every field that any message has; empty ones were never there.
+    return [{key: value for key, value in message.items() if value is not None} for message in cell]
+
+
+def unique_names(sources: Sequence[Source]) -> list[str]:
+    """A name for each source; the second of a name is name#2."""
+    names = [source_name(source) for source in sources]
+    return [n if not (k := names[:i].count(n)) else f"{n}#{k + 1}" for i, n in enumerate(names)]
+
+
+def source_seed(split_seed: int, key: str, index: int) -> int:
+    """Seed of generated rows. reasoning_gym makes row i from seed + i: neighbouring seeds would repeat each other's rows."""
+    return int(hashlib.blake2b(f"{split_seed} {key} {index}".encode(), digest_size=16).hexdigest()[:7], 16)
+
+
+def nearest_name(name: str, names: list[str]) -> str:
+    """For messages: the name that was most likely meant, and all there are."""
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean '{near[0]}'? " if near else ""
+    return f"{hint}there are: {', '.join(names) or 'none'}"
+
+
+def _near_file(path: Path) -> str:
+    beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.6)
+    return f"; did you mean {path.parent / near[0]}?" if near else f" (looked from {Path.cwd().name}/)"
+
+
+def _has_content(message: dict[str, Any]) -> bool:
+    return message.get("content") is not None or bool(message.get("tool_calls"))
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else text[:200] + "…"

@@ -1,0 +1,1 @@
+"""Machines and processes: devices, cores, Ray, heartbeats, the watchdog."""

@@ -1,0 +1,132 @@
+"""Which CPU cores trainer ranks and engines get. Everybody's threads on everybody's cores at the same time would cost both
+sides most of their speed (benchmarks/core_split.py measures it)."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from configs.blocks.placement import colocate
+from configs.blocks.rl import EvalConfig, RLConfig
+from orchestration.cluster.devices import DeviceSpec
+
+
+@dataclass(frozen=True)
+class CorePlan:
+    """Threads and cores of every process. A core is meant by its position among those that the process may use."""
+
+    together: bool  # trainer and engines work at the same time, each side on cores of its own
+    trainer_threads: int  # of a rank
+    engine_threads: int  # of an engine's process; a tensor-parallel engine has several
+    trainer_cores: tuple[tuple[int, ...], ...]  # that each rank is bound to; () is not bound
+    engine_cores: tuple[tuple[int, ...], ...]  # that each engine is bound to; () is not bound
+
+
+def core_plan(config: RLConfig | EvalConfig, device: DeviceSpec) -> CorePlan:
+    """Share out the cores of `device`.
+
+    In turn, both sides use all cores. At the same time on a CPU, every rank and every engine process gets equally many,
+    and the trainer what is left over; where there are fewer cores than processes, each runs one thread.
+
+    Raises:
+        ValueError: placement.trainer_cores and engine_cores do not fit, or there is nothing to bind.
+    """
+    if not isinstance(config, RLConfig):
+        processes = config.engines * config.tensor_parallel_size
+        return CorePlan(False, 1, max(1, device.cores // processes), (), ((),) * config.engines)
+    placement, ranks, engines = config.placement, config.train.ranks, config.rollout.engines
+    processes = engines * config.rollout.tensor_parallel_size
+    if device.device == "cuda" and (placement.trainer_cores or placement.engine_cores or placement.bind_cores):
+        raise ValueError(
+            "placement.trainer_cores, engine_cores and bind_cores are for jobs on CPUs; on GPUs leave them out "
+            "(train.threads_per_rank sets the trainer's threads)"
+        )
+    together = device.device == "cpu" and colocate(config) is False
+    for_trainer, for_engines = _shares(config, device.cores, ranks, processes, together)
+    trainer_cores: tuple[tuple[int, ...], ...] = ((),) * ranks
+    engine_cores: tuple[tuple[int, ...], ...] = ((),) * engines
+    if together and placement.bind_cores:
+        if ranks + processes > device.cores:
+            raise ValueError(
+                f"placement.bind_cores: {ranks} ranks and {processes} engine processes on {device.cores} cores cannot have "
+                "cores of their own; leave it out, or lower train.ranks or rollout.engines"
+            )
+        trainer_cores = _dealt(range(for_trainer), ranks)
+        engine_cores = _dealt(range(for_trainer, for_trainer + for_engines), engines)
+    return CorePlan(
+        together=together,
+        trainer_threads=config.train.threads_per_rank or max(1, for_trainer // ranks),
+        engine_threads=max(1, for_engines // processes),
+        trainer_cores=trainer_cores,
+        engine_cores=engine_cores,
+    )
+
+
+def _shares(config: RLConfig, cores: int, ranks: int, processes: int, together: bool) -> tuple[int, int]:
+    """Cores of the trainer and of the engines; at least one for each process, also where there are too few."""
+    trainer, engines = config.placement.trainer_cores, config.placement.engine_cores
+    if not together:
+        trainer, engines = trainer or cores, engines or cores
+        if max(trainer, engines) > cores:
+            raise ValueError(
+                f"placement: trainer_cores {trainer} and engine_cores {engines} must each be at most the {cores} cores there are"
+            )
+        return trainer, engines
+    if trainer is None and engines is None:
+        engines = max(1, cores // (ranks + processes)) * processes
+        return max(ranks, cores - engines), engines
+    trainer = trainer if trainer is not None else cores - (engines or 0)
+    engines = engines if engines is not None else cores - trainer
+    if trainer < ranks or engines < processes or trainer + engines > cores:
+        raise ValueError(
+            f"placement: {trainer} cores for {ranks} ranks and {engines} for {processes} engine processes at the same time, "
+            f"of {cores}; change trainer_cores and engine_cores (empty: shared out)"
+        )
+    return trainer, engines
+
+
+def core_warnings(config: RLConfig, device: DeviceSpec) -> list[str]:
+    """What to say about more threads than cores of a CPU."""
+    plan, train, rollout = core_plan(config, device), config.train, config.rollout
+    by_trainer = train.ranks * plan.trainer_threads
+    by_engines = rollout.engines * rollout.tensor_parallel_size * plan.engine_threads
+    if by_trainer > device.cores:
+        return [
+            f"train.threads_per_rank: {train.ranks} ranks x {plan.trainer_threads} threads on {device.cores} cores "
+            "slow each other down"
+        ]
+    if plan.together and by_trainer + by_engines > device.cores:
+        return [
+            f"schedule.mode: {by_trainer} thread(s) of trainer ranks and {by_engines} of engines work at the same time on "
+            f"{device.cores} cores and slow each other down; lower train.ranks, train.threads_per_rank or rollout.engines"
+        ]
+    return []
+
+
+def _dealt(cores: range, parts: int) -> tuple[tuple[int, ...], ...]:
+    """Neighbouring cores stay together; sizes differ by at most one."""
+    bounds = [len(cores) * i // parts for i in range(parts + 1)]
+    return tuple(tuple(cores[low:high]) for low, high in itertools.pairwise(bounds))
+
+
+def bind_to(positions: Sequence[int]) -> None:
+    """Pin every thread of this process, and what it starts from now on, to these of the cores it may use; none: leave it.
+
+    Raises:
+        ValueError: this process may use fewer cores than the machine the plan was made on.
+    """
+    if not positions:
+        return
+    usable = sorted(os.sched_getaffinity(0))
+    if max(positions) >= len(usable):
+        raise ValueError(
+            f"placement.bind_cores: core {max(positions)} of {len(usable)} on {os.uname().nodename}; machines of one job must "
+            "have equally many cores, or leave bind_cores out"
+        )
+    chosen = {usable[position] for position in positions}
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(ProcessLookupError):  # a thread that ended meanwhile
+            os.sched_setaffinity(int(thread), chosen)

@@ -1,0 +1,58 @@
+"""Which actor gets which devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from orchestration.cluster.devices import DeviceSpec, shares_gpus
+
+PLACEMENT_SECONDS = 300  # a cluster may have to start nodes first
+HALF = 0.5  # of a GPU that a rank and an engine share
+
+
+@contextmanager
+def placed(
+    device: DeviceSpec, ranks: int, engines: int, devices_per_engine: int, colocate: bool | None = None
+) -> Iterator[list[dict[str, Any]]]:
+    """Ray options for each trainer rank, then for each engine.
+
+    On GPUs every rank and every engine gets a bundle of its own, all of them or none; an engine's devices are on one
+    node. Where they are colocated (see shares_gpus), rank i and engine i have half of bundle i's one GPU each. On CPUs
+    nothing is reserved: orchestration/cluster/cpu_cores.py shares out the cores. Not yet exercised on GPUs.
+
+    Raises:
+        ValueError: the cluster has too few GPUs.
+    """
+    if device.device != "cuda":
+        yield [{"num_cpus": 0} for _ in range(ranks + engines)]
+        return
+    shared = shares_gpus(ranks, engines, devices_per_engine, int(ray.cluster_resources().get("GPU", 0)), colocate)
+    sizes = [1] * max(ranks, engines) if shared else [1] * ranks + [devices_per_engine] * engines
+    bundles = [*range(ranks), *(range(engines) if shared else range(ranks, ranks + engines))]
+    group: PlacementGroup = placement_group([{"GPU": size, "CPU": 1} for size in sizes], strategy="PACK")
+    try:
+        if not group.wait(PLACEMENT_SECONDS):
+            raise RuntimeError(
+                f"the cluster did not free {len(sizes)} bundles of {sizes} GPUs within {PLACEMENT_SECONDS} s"
+            )
+        yield [
+            {
+                "num_cpus": HALF if shared else 1,
+                "num_gpus": HALF if shared else sizes[bundle],
+                "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
+            }
+            for bundle in bundles
+        ]
+    finally:
+        remove_placement_group(group)
+
+
+def shares_its_gpu(options: dict[str, Any]) -> bool:
+    """Whether an engine placed by these Ray options has a trainer rank beside it on its GPU."""
+    return options.get("num_gpus") == HALF

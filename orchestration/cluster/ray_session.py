@@ -1,0 +1,59 @@
+"""Joins the Ray cluster that is named, or starts one on this machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from orchestration.cluster.orphan_reaper import guarded
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@contextmanager
+def started_ray() -> Iterator[None]:
+    """Join the cluster that RAY_ADDRESS names (as `ray job submit` sets it), or start one on this machine; a Ray that
+    was already initialised in this process is used and left alone."""
+    if ray.is_initialized():
+        yield
+        return
+    paths = [str(ROOT), os.getcwd(), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    init_ray(
+        address=os.environ.get("RAY_ADDRESS") or "local",  # None would join whatever `ray start` left on this machine
+        include_dashboard=False if "RAY_ADDRESS" not in os.environ else None,
+        logging_level=logging.WARNING,
+        log_to_driver=False,  # actors write to files in the run directory
+        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}},
+    )
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, on_sigterm)  # Ray puts its own, which exits with another code and says nothing
+    try:
+        with guarded():
+            yield
+    finally:
+        ray.shutdown()
+
+
+def init_ray(**options: Any) -> None:
+    """As ray.init, tried twice: Ray gives its own processes 30 s to start, whatever else the machine has to do, and says so in a
+    plain Exception. What the first attempt left behind ends with this process."""
+    try:
+        ray.init(**options)
+    except Exception as error:
+        if "timed out during startup" not in str(error):
+            raise
+        logging.getLogger(__name__).warning(
+            "Ray did not start within its 30 s (a busy machine?); it is started once more"
+        )
+        ray.shutdown()
+        ray.init(**options)

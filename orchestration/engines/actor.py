@@ -1,0 +1,172 @@
+"""The rollout workers as Ray actors, and what their engines are made with."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from configs.blocks.rl import EvalConfig, Model, Reward, RLConfig, Rollout
+from orchestration.cluster.cpu_cores import bind_to
+from orchestration.cluster.devices import DeviceSpec
+from orchestration.cluster.heartbeat import IDLE, Activity, Heartbeat
+from orchestration.cluster.processes import lead_own_group
+from orchestration.cluster.watchdog import Died
+from orchestration.run.logs import redirect_output_to
+from records.rollout import Prompt, Trajectory
+from rollouts.vllm.engine import InFlight, LoadReport, Sequences, VLLMEngine
+from rollouts.vllm.load_stamp import LoadStamp
+from rollouts.vllm.sampling import Sampling
+from rollouts.worker import RolloutWorker
+
+Worker = TypeVar("Worker", bound=RolloutWorker)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def naming_death(
+    method: Callable[Concatenate[Worker, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[Worker, P], Coroutine[Any, Any, R]]:
+    """The method; whatever fails in it because vLLM's process died is reported as its death."""
+
+    @wraps(method)
+    async def named(self: Worker, *args: P.args, **options: P.kwargs) -> R:
+        try:
+            return await method(self, *args, **options)
+        except Exception as error:
+            how = death_of(self.engine)
+            if how is not None:
+                raise Died(how) from error
+            raise
+
+    return named
+
+
+class RolloutActor(RolloutWorker):
+    """A rollout worker in a process of its own, its output in a log file of the run."""
+
+    def __init__(
+        self, log_file: str, engine: dict[str, Any], tokenizer: Model, reward: Reward, environment: str,
+        cores: tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
+        """cores: to be bound to; see CorePlan."""
+        bind_to(cores)
+        lead_own_group()
+        redirect_output_to(log_file)
+        self._pulse = Activity()
+        self._duty = "constructing"  # what it does beside generating
+        self._loaded = LoadStamp()
+        self._moved = (0, 0, 0, 0.0)  # tokens, responses, groups, and when weights last came; when last looked at
+        self._moves = 0
+        super().__init__(VLLMEngine(**engine), tokenizer, reward, environment)
+        self.engine.environment |= self._loaded.environment
+        self._still_since = self._unpaused_seconds()
+        self._duty = ""
+
+    @naming_death
+    async def start(self) -> None:
+        with self._doing("start"):
+            await super().start()
+
+    @naming_death
+    async def load_weights(
+        self, version: int, update: dict[str, Any], in_flight: InFlight = "recompute", to_score: Sequences = ()
+    ) -> LoadReport:
+        with self._doing(f"load weights of version {version}"):
+            return await super().load_weights(version, update, in_flight, to_score)
+
+    @naming_death
+    async def probe(self, prompts: list[Prompt], sampling: Sampling, step: int) -> list[Trajectory]:
+        with self._doing("probe"):
+            return await super().probe(prompts, sampling, step)
+
+    collect = naming_death(RolloutWorker.collect)
+    drain = naming_death(RolloutWorker.drain)
+
+    @naming_death
+    async def join_transfer(self, told: dict[str, Any]) -> None:
+        with self._doing("join the weight group"):
+            await super().join_transfer(told)
+
+    @naming_death
+    async def sleep(self) -> None:
+        with self._doing("sleep"):
+            await super().sleep()
+
+    @naming_death
+    async def wake(self) -> None:
+        with self._doing("wake"):
+            await super().wake()
+
+    async def heartbeat(self) -> Heartbeat:
+        """How the engine is: still, when it should be generating and no token has come, or loading and no tensor has. Scoring has
+        time-outs of its own."""
+        if (how := death_of(self.engine)) is not None:
+            raise Died(how)
+        started = self._duty not in ("constructing", "start")
+        tokens = self.engine.tokens_generated() if started else 0
+        moved = (tokens, self._responses.running, self._groups.running, self._loaded.seconds)
+        is_still = moved == self._moved and (self._duty or self._responses.running)
+        if not is_still:
+            self._moved, self._moves, self._still_since = moved, self._moves + 1, self._clock()
+        generating = f"generate, {moved[1]} responses under way" if moved[1] else ""
+        scoring = f"score, {moved[2]} groups under way" if moved[2] else ""
+        phase = self._duty or generating or scoring or IDLE
+        return self._pulse.heartbeat_of(phase, self._clock() - self._still_since, self._moves)
+
+    def _clock(self) -> float:
+        """Seconds in which it should move: with a duty all, else those without the engine's deliberate pauses."""
+        return time.monotonic() if self._duty else self._unpaused_seconds()
+
+    @contextmanager
+    def _doing(self, duty: str) -> Iterator[None]:
+        before, self._duty = self._duty, duty
+        self._still_since = self._clock()
+        try:
+            yield
+        finally:
+            self._duty = before
+            self._still_since = self._clock()
+
+
+def death_of(engine: VLLMEngine) -> str | None:
+    """How vLLM's process ended, in words; None while it lives."""
+    llm = engine._llm
+    if llm is None or not llm.errored:
+        return None
+    ended = llm.engine_core.resources.engine_manager.finished_procs()
+    words = [f"{name}: {exit_words(code)}" for name, code in ended.items()]
+    return "vLLM's process died, " + (", ".join(words) or "its exit code is not known yet")
+
+
+def exit_words(code: int) -> str:
+    """A process's exit code in words."""
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def engine_arguments(config: RLConfig | EvalConfig, device: DeviceSpec, seed: int, threads: int) -> dict[str, Any]:
+    """What VLLMEngine is constructed with, in either kind of job."""
+    block: Rollout | EvalConfig
+    lora_rank = None
+    if isinstance(config, RLConfig):
+        if config.lora is not None and config.lora.sync == "adapter":
+            lora_rank = config.lora.rank
+        block = config.rollout
+        new_tokens = max(config.rollout.max_new_tokens, config.eval.max_new_tokens or 0)
+    else:
+        block, new_tokens = config, config.eval.max_new_tokens
+    return {
+        "model_path": config.model.path,
+        "dtype": config.model.dtype,
+        "device": device.device,
+        "tensor_parallel_size": block.tensor_parallel_size,
+        "max_model_len": config.data.max_prompt_tokens + new_tokens,
+        "seed": seed,
+        "threads": threads,
+        "trust_remote_code": config.model.trust_remote_code,
+        "lora_rank": lora_rank,
+        "engine": block.engine,
+    }

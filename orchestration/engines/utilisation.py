@@ -1,0 +1,57 @@
+"""What engines did with a step's wall-clock, from the counters that come with collected groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orchestration.metrics.tally import Tally
+from rollouts.worker import Collected
+
+COUNTERS = ("busy_seconds", "scoring_seconds", "paused_seconds", "tokens_generated")
+
+
+@dataclass(frozen=True)
+class EngineLap:
+    """Since the lap before; seconds are means over engines."""
+
+    busy_seconds: float  # with a response running, and not paused
+    scoring_seconds: float  # only scores outstanding
+    paused_seconds: float  # weights came, or the trainer had the device
+    tokens_generated: float  # by all engines, finished or not
+
+    def tally(self, step_seconds: float) -> Tally:
+        """The waiting of the generating side. Counters may be a moment old, and what they lack comes in the next lap: seconds of
+        one step may be more than it took, or idle ones below 0, but over a run they add up to its wall-clock. Only the share,
+        which nobody sums, is kept between 0 and 1."""
+        tally = Tally()
+        tally.total("schedule/engine_busy_seconds", self.busy_seconds)
+        tally.total("schedule/engine_paused_seconds", self.paused_seconds)
+        tally.total("schedule/engine_idle_seconds", step_seconds - self.busy_seconds - self.paused_seconds)
+        tally.add("schedule/engine_busy_share", min(1.0, self.busy_seconds / step_seconds))
+        return tally
+
+
+class EngineUtilisation:
+    """Sums up counters that only grow, except that an engine begun anew begins at 0."""
+
+    def __init__(self) -> None:
+        self._before: list[dict[str, float]] = []
+        self._sums = dict.fromkeys(COUNTERS, 0.0)
+
+    def take_in(self, counters: Sequence[Collected | None], is_counted: bool = True) -> None:
+        """Add what passed since the last call, or leave it out.
+
+        counters: the last ones of every engine; None: of an engine that was not heard of yet.
+        """
+        now = [{name: getattr(one, name) if one else 0.0 for name in COUNTERS} for one in counters]
+        before, self._before = self._before or [dict.fromkeys(COUNTERS, 0.0) for _ in now], now
+        for name in COUNTERS if is_counted else ():
+            pairs = [(new[name], old[name]) for new, old in zip(now, before, strict=True)]
+            passed = sum(new - old if new >= old else new for new, old in pairs)
+            self._sums[name] += passed / len(pairs) if name.endswith("_seconds") else passed
+
+    def lap(self) -> EngineLap:
+        """The sums since the last lap."""
+        sums, self._sums = self._sums, dict.fromkeys(COUNTERS, 0.0)
+        return EngineLap(**sums)

@@ -1,0 +1,231 @@
+"""What a model path holds, found without loading weights: a folder or a hub name, its size, and whether it is whole."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from configs.blocks.rl import Model
+from plugins.nearest import nearest
+
+HUB_TIMEOUT_SECONDS = 5
+MADE_BY = {"SmolLM2-135M-Instruct": "data_prep.smollm2", "tiny-sorter": "data_prep.tiny_sorter_model"}
+GENERATIVE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")  # the last: language models that see images
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Sizes of a causal language model, from its config.json and the headers of its weight files."""
+
+    path: str
+    architecture: str
+    parameters: int
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    max_positions: int | None  # None: the model states no limit
+
+    @property
+    def kv_values_per_token(self) -> int:
+        """Keys and values a token leaves in the cache, counted in numbers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim
+
+
+def model_facts(model: Model) -> ModelFacts:
+    """Sizes of the configured model.
+
+    Raises:
+        ValueError: there is no such model, it is incomplete, or no causal language model; the message has the way out.
+    """
+    folder = find_model(model.path)
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(str(folder or model.path), trust_remote_code=model.trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"model.path: {model.path}: its config.json is not understood: {_first_line(error)}"
+        ) from error
+    architectures = config.architectures or []
+    if config.is_encoder_decoder or (architectures and not any(a.endswith(GENERATIVE) for a in architectures)):
+        raise ValueError(
+            f"model.path: {model.path} is a {architectures[0] if architectures else config.model_type}, which is no "
+            "causal language model; it cannot be trained to respond"
+        )
+    text = config.get_text_config()
+    return ModelFacts(
+        path=model.path,
+        architecture=architectures[0] if architectures else config.model_type,
+        parameters=_parameters(folder, config),
+        layers=text.num_hidden_layers,
+        hidden=text.hidden_size,
+        intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
+        heads=text.num_attention_heads,
+        kv_heads=getattr(text, "num_key_value_heads", None) or text.num_attention_heads,
+        head_dim=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
+        vocabulary=text.vocab_size,
+        max_positions=getattr(text, "max_position_embeddings", None),
+    )
+
+
+def find_model(path: str) -> Path | None:
+    """The folder a model path means, checked to be whole; None: a hub name whose files are still to be fetched.
+
+    Raises:
+        ValueError: neither a usable folder nor a model on a hub that can be reached.
+    """
+    folder = Path(path)
+    if folder.is_dir():
+        check_folder(folder)
+        return folder
+    if folder.is_file():
+        raise ValueError(f"model.path: {path} is a file; give the folder that holds config.json")
+    if _looks_local(path):
+        raise ValueError(f"model.path: there is no folder {path}{_way_out(path)}")
+    return _hub_model(path)
+
+
+def _looks_local(path: str) -> bool:
+    """Hub names are `name` or `owner/name`; anything else, or below a folder that exists here, is a local path."""
+    owner, slash, _ = path.partition("/")
+    return (
+        path.startswith((".", "/", "~"))
+        or path.count("/") > 1
+        or (bool(slash) and (owner == "models" or Path(owner).is_dir()))
+    )
+
+
+def _way_out(path: str) -> str:
+    folder = Path(path)
+    if path.startswith("~") and folder.expanduser().is_dir():
+        return f"; '~' is not expanded in YAML, write {folder.expanduser()}"
+    if folder.name in MADE_BY:
+        return f"; `python -m {MADE_BY[folder.name]}` makes it (so does `make`, see `make help`)"
+    if near := _near_folder(folder):
+        return f"; did you mean {near}?"
+    return "; give a folder in Hugging Face format (config.json, *.safetensors, tokenizer) or a hub name (owner/name)"
+
+
+def _near_folder(folder: Path) -> Path | None:
+    beside = [p.name for p in folder.parent.iterdir() if p.is_dir()] if folder.parent.is_dir() else []
+    guess = nearest(folder.name, beside)
+    return folder.parent / guess if guess else None
+
+
+def check_folder(folder: Path) -> None:
+    """Raises ValueError unless the folder holds a config.json and whole weights."""
+    held = sorted(p.name for p in folder.iterdir())
+    shown = ", ".join(held[:8]) + (", ..." if len(held) > 8 else "") if held else "nothing"
+    if "config.json" not in held:
+        if "adapter_config.json" in held:
+            raise ValueError(
+                f"model.path: {folder} is a LoRA adapter; give its base model here and the adapter as lora.adapter, or merge the "
+                f"two first: python -m orchestration.model.merge_adapter {folder} OUT"
+            )
+        raise ValueError(f"model.path: {folder} is no model folder: it has no config.json (it holds {shown})")
+    weights = [name for name in held if name.endswith((".safetensors", ".bin"))]
+    if not weights:
+        raise ValueError(f"model.path: {folder} has no weights (*.safetensors or *.bin; it holds {shown})")
+    for index in folder.glob("*.index.json"):
+        listed = set(json.loads(index.read_text(encoding="utf-8")).get("weight_map", {}).values())
+        if missing := sorted(listed - set(held)):
+            raise ValueError(
+                f"model.path: {folder} lacks {', '.join(missing[:3])}{' and more' if len(missing) > 3 else ''}, which "
+                f"{index.name} names; fetch the model again"
+            )
+    for file in folder.glob("*.safetensors"):
+        safetensors_shapes(file)
+
+
+def safetensors_shapes(file: Path) -> dict[str, list[int]]:
+    """Shape of each tensor in a .safetensors file, from its header.
+
+    Raises:
+        ValueError: the file is cut off or no .safetensors file.
+    """
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        start = stream.read(8)
+        header_bytes = struct.unpack("<Q", start)[0] if len(start) == 8 else size
+        if header_bytes > size - 8:
+            raise ValueError(f"model.path: {file} is no whole .safetensors file ({size} bytes); fetch or save it again")
+        try:
+            header: dict[str, Any] = json.loads(stream.read(header_bytes))
+        except ValueError as error:
+            raise ValueError(f"model.path: {file} is no .safetensors file: {error}; fetch or save it again") from error
+    header.pop("__metadata__", None)
+    end = max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
+    if 8 + header_bytes + end > size:
+        raise ValueError(
+            f"model.path: {file} is cut off: {size} of {8 + header_bytes + end} bytes; fetch or save it again"
+        )
+    return {name: tensor["shape"] for name, tensor in header.items()}
+
+
+def _parameters(folder: Path | None, config: Any) -> int:
+    """Number of parameters; tied ones count once."""
+    files = sorted(folder.glob("*.safetensors")) if folder else []
+    if files:
+        tensors = {name: shape for file in files for name, shape in safetensors_shapes(file).items()}
+        tied = getattr(config, "tie_word_embeddings", False)
+        return sum(math.prod(shape) for name, shape in tensors.items() if not (tied and name == "lm_head.weight"))
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+
+
+def _hub_model(name: str) -> Path | None:
+    """A hub model's folder in the local cache; None when it is not there but the hub has it.
+
+    Raises:
+        ValueError: not in the cache, and the hub does not have it or cannot be reached.
+    """
+    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub.utils import HFValidationError, build_hf_headers
+
+    near = _near_folder(Path(name))
+    otherwise = "or give a folder in Hugging Face format" + (f" (did you mean {near}?)" if near else "")
+    try:
+        cached = try_to_load_from_cache(name, "config.json")
+    except HFValidationError as error:
+        raise ValueError(f"model.path: '{name}' is neither a folder nor a hub name (owner/name)") from error
+    if isinstance(cached, str):
+        check_folder(Path(cached).parent)
+        return Path(cached).parent
+    if constants.HF_HUB_OFFLINE:
+        raise ValueError(
+            f"model.path: there is no folder '{name}', and as a hub name it is not in the local cache while "
+            f"HF_HUB_OFFLINE is set; fetch it first (hf download {name}), {otherwise}"
+        )
+    url = f"{constants.ENDPOINT}/{name}/resolve/main/config.json"
+    request = urllib.request.Request(url, method="HEAD", headers=build_hf_headers())
+    try:
+        urllib.request.urlopen(request, timeout=HUB_TIMEOUT_SECONDS).close()
+    except urllib.error.HTTPError as error:
+        raise ValueError(
+            f"model.path: there is no folder '{name}', and {constants.ENDPOINT} refuses it as a hub name (HTTP "
+            f"{error.code}): check the spelling, set HF_TOKEN for a gated model, {otherwise}"
+        ) from error
+    except OSError as error:  # includes URLError and time-outs
+        raise ValueError(
+            f"model.path: there is no folder '{name}', and as a hub name it is not in the local cache and "
+            f"{constants.ENDPOINT} cannot be reached ({getattr(error, 'reason', error)}); fetch it where there is a "
+            f"network (hf download {name}), {otherwise}"
+        ) from error
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).split("\n", 1)[0]

@@ -1,0 +1,31 @@
+"""A critic of its own: a model that begins as the policy's trunk, with a value head, an engine and an optimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from configs.blocks.rl import Model
+from orchestration.cluster.devices import DeviceSpec
+from orchestration.model.policy_model import ValueHead, load_policy, packed_hidden
+from orchestration.model.prepared_batch import PreparedBatch
+
+
+class CriticModel(nn.Module):
+    """V of the state before each action token, from packed sequences."""
+
+    def __init__(self, hf_model: Any) -> None:
+        super().__init__()
+        self.config = hf_model.config
+        self.base_model = hf_model.base_model  # the language-model head stays behind
+        self.value_head = ValueHead(hf_model.config.hidden_size)
+
+    def forward(self, batch: PreparedBatch) -> Tensor:
+        """values [N] float32, differentiable"""
+        return self.value_head(packed_hidden(self, batch), batch.rows)
+
+
+def load_critic(model: Model, device: DeviceSpec) -> CriticModel:
+    """The critic on the CPU, in float32. Raises ValueError when model.path holds no causal language model."""
+    return CriticModel(load_policy(model, device).hf_model)

@@ -1,0 +1,201 @@
+"""LoRA by PEFT: adapters put into a model, taken off for a moment, read out, merged.
+
+`python -m orchestration.model.merge_adapter ADAPTER OUT` writes base model and adapter as one model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from configs.blocks.lora import Lora
+from configs.blocks.rl import Model
+from plugins.nearest import nearest
+
+NAME = "default"  # PEFT's name of a model's only adapter
+PREFIX = "base_model.model."  # before every name in PEFT's files
+
+Whole = Callable[[list[nn.Parameter]], AbstractContextManager[Any]]  # inside, partitioned parameters are whole
+
+
+@dataclass(frozen=True)
+class AdapterSize:
+    """What an adapter of a model amounts to."""
+
+    parameters: int
+    matrices: int  # linear layers that have one
+
+
+def everything_is_whole(_: list[nn.Parameter]) -> AbstractContextManager[Any]:
+    """For models whose parameters are not partitioned."""
+    return nullcontext()
+
+
+def add_adapters(hf_model: Any, lora: Lora) -> None:
+    """Put fresh float32 adapters into a Hugging Face model, in place; they are all that is trainable then.
+
+    Raises:
+        ValueError: a target module does not exist, is no linear layer or is the language-model head.
+    """
+    from peft import inject_adapter_in_model
+
+    targets = targeted(hf_model, lora)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(lora.seed)  # the same on every rank
+        inject_adapter_in_model(peft_config(lora), hf_model)
+    layers = dict(adapted(hf_model))
+    assert sorted(layers) == targets, "PEFT put adapters elsewhere than announced"
+    ours = {id(p) for layer in layers.values() for p in factors(layer)}
+    for parameter in hf_model.parameters():
+        parameter.requires_grad_(id(parameter) in ours)
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+
+
+def peft_config(lora: Lora, base_model: str | None = None) -> Any:
+    """PEFT's configuration of this block."""
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        use_rslora=lora.rank_stabilised,
+        target_modules=lora.target_modules,
+        lora_dropout=0.0,
+        bias="none",
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=base_model,
+    )
+
+
+def targeted(hf_model: Any, lora: Lora) -> list[str]:
+    """Names of the linear layers that get an adapter, sorted. Raises ValueError: as `add_adapters`."""
+    head = hf_model.get_output_embeddings()
+    modules = {name: module for name, module in hf_model.named_modules() if name}
+    linear = {name for name, module in modules.items() if isinstance(module, nn.Linear) and module is not head}
+    if lora.target_modules == "all-linear":
+        return sorted(linear)
+    found: set[str] = set()
+    for target in lora.target_modules:
+        own = {name for name in modules if name == target or name.endswith(f".{target}")}
+        possible = sorted({name.rpartition(".")[2] for name in linear})
+        if not own:
+            near = nearest(target, possible)
+            raise ValueError(
+                f"lora.target_modules: {type(hf_model).__name__} has no module '{target}'"
+                f"{f'; did you mean {near}?' if near else ''} (it has {', '.join(possible)})"
+            )
+        if own - linear:
+            what = "the language-model head" if modules[min(own - linear)] is head else "no linear layer"
+            raise ValueError(
+                f"lora.target_modules: '{target}' is {what} in {type(hf_model).__name__}, which cannot have an adapter "
+                f"here; use {', '.join(possible)}, or all-linear"
+            )
+        found |= own
+    return sorted(found)
+
+
+def adapter_size(model: Model, lora: Lora) -> AdapterSize:
+    """Numbers in an adapter of the configured model, found without loading weights. Raises ValueError: as `add_adapters`."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+    with torch.device("meta"):
+        hf_model = AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
+    layers = [hf_model.get_submodule(name) for name in targeted(hf_model, lora)]
+    return AdapterSize(sum(lora.rank * (m.in_features + m.out_features) for m in layers), len(layers))
+
+
+def adapted(hf_model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Layers with an adapter, by the name the layer has without one."""
+    from peft.tuners.lora import LoraLayer
+
+    return ((name, module) for name, module in hf_model.named_modules() if isinstance(module, LoraLayer))
+
+
+def factors(layer: Any) -> list[nn.Parameter]:
+    """A [rank, in] and B [out, rank] of an adapted layer."""
+    return [layer.lora_A[NAME].weight, layer.lora_B[NAME].weight]
+
+
+@contextmanager
+def adapters_off(hf_model: nn.Module) -> Iterator[None]:
+    """The base model, for as long as the block lasts.
+
+    PEFT's own switch also makes adapters untrainable, which an optimizer that has hooks on them would not survive.
+    """
+    layers = [layer for _, layer in adapted(hf_model)]
+    assert layers, "the model has no adapters"
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
+
+
+def adapter_tensors(hf_model: nn.Module, whole: Whole = everything_is_whole) -> Iterator[tuple[str, Tensor]]:
+    """All A and B by PEFT's names. With partitioned parameters a collective: every rank iterates."""
+    for name, layer in adapted(hf_model):
+        a, b = factors(layer)
+        with whole([a, b]):
+            yield f"{PREFIX}{name}.lora_A.weight", a.detach()
+            yield f"{PREFIX}{name}.lora_B.weight", b.detach()
+
+
+def announced(hf_model: nn.Module, lora: Lora) -> dict[str, Any]:
+    """What goes ahead of an adapter's tensors: PEFT's configuration, as far as an engine needs it, and their number."""
+    matrices = sum(1 for _ in adapted(hf_model))
+    targets = lora.target_modules
+    return {
+        "r": lora.rank, "lora_alpha": lora.alpha, "use_rslora": lora.rank_stabilised, "target_modules": targets,
+        "matrices": matrices,
+    }  # fmt: skip
+
+
+def merged_tensors(hf_model: nn.Module, whole: Whole = everything_is_whole) -> Iterator[tuple[str, Tensor]]:
+    """All parameters under the names they have without adapters, adapters merged in; the model stays as it is.
+
+    Every merge starts from the untouched base, so that none adds to the rounding of the one before. With partitioned
+    parameters a collective.
+    """
+    layers = dict(adapted(hf_model))
+    for name, parameter in hf_model.named_parameters():
+        owner, _, own_name = name.rpartition(".base_layer.")
+        layer = layers.get(owner) if own_name == "weight" else None
+        if layer is not None:
+            a, b = factors(layer)
+            with whole([parameter, a, b]):
+                yield f"{owner}.weight", merged(parameter.detach(), a, b, layer.scaling[NAME])
+        elif not any(part in ("lora_A", "lora_B") for part in name.split(".")):
+            with whole([parameter]):
+                yield name.replace(".base_layer.", "."), parameter.detach()
+
+
+def merged(base: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """base + scale b a, [out, in]: computed in float32, rounded once, to base's type."""
+    return (base.float() + scale * (b.detach().float() @ a.detach().float())).to(base.dtype)
+
+
+def load_adapter(hf_model: nn.Module, tensors: dict[str, Tensor], source: str) -> None:
+    """Copy an adapter's tensors (PEFT's names) into the adapters of a model.
+
+    Raises:
+        ValueError: they are not those of this model's adapters.
+    """
+    own = dict(adapter_tensors(hf_model))
+    differing = sorted(own.keys() ^ tensors.keys())
+    differing = differing or [name for name, tensor in own.items() if tensor.shape != tensors[name].shape]
+    if differing:
+        raise ValueError(
+            f"lora.adapter: {source} does not fit: {differing[0]} is not the same in it and in this model with "
+            "lora.rank and lora.target_modules; set them as in its adapter_config.json"
+        )
+    for name, tensor in own.items():
+        tensor.copy_(tensors[name])

@@ -1,0 +1,137 @@
+"""The driver loop of reinforcement learning: generate, train, sync, and now and then evaluate and keep.
+
+There is one loop. In sync mode a step's groups are asked when the step begins; in overlap engines are always asked ahead, as far
+as schedule.max_staleness allows, and go on while the trainer trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from algs.method import PolicyMethod
+from configs.blocks.rl import RLConfig
+from configs.reading.load import method_for
+from data_feeds.prompts.prompts import PromptSets
+from orchestration.cluster.watchdog import EnginesLost, TrainerLost
+from orchestration.metrics.step_clock import due
+from orchestration.rl.actors import started_actors
+from orchestration.rl.job import RLJob
+from orchestration.rl.weight_sync import SyncError
+from orchestration.run.atomic_files import not_hiding
+from orchestration.run.console import Console
+from orchestration.run.directory import RunDirectory, checkpoints, read_marker
+from orchestration.run.logs import captured_output
+from orchestration.run.resume import DriverState, begin_anew, go_back, newest_resumable, owes_evaluation, way_on
+
+WriteReport = Callable[[Path], Path]
+
+
+def run_rl(config: RLConfig, prompts: PromptSets, run: RunDirectory, write_report: WriteReport) -> None:
+    """Start everyone who works for the job, and do it; begin again from the last checkpoint when a trainer rank is lost.
+
+    What is worth keeping is in the run directory. Raises: as `drive`; TrainerLost after failures.job_restarts, or where the
+    checkpoint holds no state to go on from.
+    """
+    method = method_for(config)
+    with ExitStack() as stack:
+        screen = stack.enter_context(captured_output(run.log_path("driver")))
+        console = stack.enter_context(Console(config.run.name, config.train.steps, screen))
+        checkpoint = run.resumed_from
+        for restarts in range(config.failures.job_restarts + 1):
+            try:
+                attempt(config, method, prompts, run, console, write_report, checkpoint)
+                return
+            except TrainerLost as lost:
+                checkpoint = newest_resumable(run)
+                if restarts == config.failures.job_restarts or (checkpoint is None and checkpoints(run.path)):
+                    allowed = f"failures.job_restarts = {config.failures.job_restarts}"
+                    raise TrainerLost(lost.name, lost.how, f"{lost}. {allowed}. {way_on(run)}") from lost
+                if checkpoint is None:
+                    begin_anew(run)
+                else:
+                    go_back(run, checkpoint, config)
+                begins = f"from {checkpoint}" if checkpoint else "from its beginning: there is no checkpoint yet"
+                console.warning(f"{lost}\nThe job begins again {begins} (restart {restarts + 1}).")
+
+
+def attempt(
+    config: RLConfig, method: PolicyMethod, prompts: PromptSets, run: RunDirectory, console: Console,
+    write_report: WriteReport, checkpoint: Path | None,
+) -> None:  # fmt: skip
+    """The job with actors of its own, from its beginning or from a checkpoint. Raises: as `drive`."""
+    with ExitStack() as stack:
+        with console.phase("starting engines and trainer"):
+            actors = stack.enter_context(started_actors(config, run, method, console.warning))
+        job = RLJob(config, method, prompts, run, actors, console)
+        if checkpoint is not None:
+            go_on(job, checkpoint)
+        drive(job, write_report)
+
+
+def go_on(job: RLJob, checkpoint: Path) -> None:
+    """Bring a new job to the end of the checkpoint's step. If that was not judged before the run ended, it is now, and the
+    checkpoint is then as any other one. Raises: as `drive`."""
+    with job.console.phase("resuming"):
+        job.resume(checkpoint)
+    job.console.note(f"goes on after step {job.trained_steps}, from {checkpoint}")
+    state = DriverState.read(checkpoint)
+    if owes_evaluation(job.run, state, job.config):
+        job.carried = state.metrics
+        job.evaluate(state.step)
+        metrics = {**state.metrics, **job.tally.means()}
+        replace(state, metrics=metrics, accuracies=list(job.accuracies)).write(checkpoint)
+        job.console.step(state.step, job.record(state.step))
+
+
+def drive(job: RLJob, write_report: WriteReport) -> None:
+    """Train for train.steps steps, with engines that hold the trainer's weights; a resumed job goes on after its last one.
+
+    Raises:
+        ProbeFailed: an engine does not hold the trainer's weights.
+        RewardFailures: more responses could not be scored than reward.max_error_rate allows.
+        NonFiniteError: too many updates in a row held an Inf or NaN; there is a checkpoint from before them.
+        EnginesLost: engines died more often than failures.engine_restarts allows; there is a checkpoint.
+        SyncError: the engines could not be brought to the trainer's weights; likewise.
+        TrainerLost: a trainer rank died, or stood still for failures.stall_seconds.
+    """
+    run, steps = job.run, job.config.train.steps
+    try:
+        for step in range(job.first_step, steps + 1):
+            do_step(job, step)
+            job.console.step(step, job.record(step))
+            write_report(run.path)
+    except (EnginesLost, SyncError) as error:
+        job.trainers.meanwhile = None  # it would meet the lost engine again
+        if job.trained_steps > max((read_marker(kept)["step"] for kept in checkpoints(run.path)), default=0):
+            with not_hiding(error):
+                job.checkpoint(job.trained_steps)
+        raise type(error)(f"{error} {way_on(run)}") from error
+    before, after = job.accuracies[0], job.accuracies[-1]
+    job.console.summary(
+        "done",
+        {
+            "held-out accuracy": f"{before:.3f} before, {after:.3f} after",
+            "report": run.report_path,
+            "samples": run.path / "samples",
+            "checkpoint": checkpoints(run.path)[-1],
+        },
+    )
+
+
+def do_step(job: RLJob, step: int) -> None:
+    """One step; step 0 only looks at what training starts from."""
+    config = job.config
+    if step == 0:
+        job.begin()
+    else:
+        batch = job.generate()
+        with job.keeping_samples(step, batch):
+            if job.train(step, batch):
+                job.sync(batch)
+    if step == 0 or due(step, config.eval.every, config.train.steps):
+        job.evaluate(step)
+    if step > 0 and due(step, config.checkpoint.every, config.train.steps):
+        job.checkpoint(step)

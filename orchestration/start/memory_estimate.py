@@ -1,0 +1,150 @@
+"""How much memory a job will take, from sizes alone. An estimate to plan with, not a promise: allocators and libraries
+add to it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from configs.blocks.rl import EvalConfig, RLConfig
+from orchestration.model.checkpoint_facts import ModelFacts
+
+if TYPE_CHECKING:
+    from orchestration.model.lora import AdapterSize
+
+GIB = 1024**3
+BYTES = {"float32": 4, "bfloat16": 2}
+CPU_KV_CACHE_BYTES = GIB  # what a CPU engine reserves unless rollout.engine.kv_cache_memory_bytes says otherwise
+
+
+@dataclass(frozen=True)
+class SecondModels:
+    """What a trainer rank holds beside the policy."""
+
+    reference: bool = False  # frozen
+    critic: bool = False  # trained, with an optimizer of its own
+    adapter: AdapterSize | None = None  # with it the policy's own weights are frozen
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes by purpose; `trainer` is per rank, `engine` per engine."""
+
+    trainer: dict[str, int]
+    engine: dict[str, int]
+    sync: int  # one version of the weights, in shared memory (direct) or on disk
+    checkpoints: int  # on disk, at most
+    saved_by_adapter: int = 0  # that a trainer rank would need on top to train every weight
+
+    @property
+    def trainer_total(self) -> int:
+        return sum(self.trainer.values())
+
+    @property
+    def engine_total(self) -> int:
+        return sum(self.engine.values())
+
+
+def estimate(config: RLConfig | EvalConfig, model: ModelFacts, has: SecondModels, device: str) -> MemoryEstimate:
+    """Memory of a job on `device` ("cpu" or "cuda")."""
+    width = BYTES[config.model.dtype]
+    weights = model.parameters * width
+    if not isinstance(config, RLConfig):
+        concurrent = config.eval.max_prompts * config.eval.samples_per_prompt
+        tokens = concurrent * (config.data.max_prompt_tokens + config.eval.max_new_tokens)
+        engine = _engine(model, weights, width, tokens // config.engines, config.engine, device)
+        return MemoryEstimate({}, engine, sync=0, checkpoints=0)
+    rollout, checkpoint = config.rollout, config.checkpoint
+    tokens = rollout.prompts_per_step * rollout.responses_per_prompt
+    tokens *= config.data.max_prompt_tokens + rollout.max_new_tokens
+    kept = min(checkpoint.keep + 1, 1 + config.train.steps // checkpoint.every) if checkpoint.every else 1
+    trainer = _trainer(config, model, width, has)
+    engine = _engine(model, weights, width, tokens // rollout.engines, rollout.engine, device)
+    states = min(2, kept) * _resume_state(config, model, has, width)  # two while a newer one is being written
+    if config.lora is None or has.adapter is None:
+        return MemoryEstimate(trainer, engine, sync=weights, checkpoints=kept * weights + states)
+    small, is_merged = has.adapter.parameters * width, config.lora.sync == "merged"
+    every_weight = _trainer(config, model, width, replace(has, adapter=None))
+    return MemoryEstimate(
+        trainer,
+        engine if is_merged else {**engine, "adapter": small},
+        sync=weights if is_merged else small,
+        checkpoints=kept * (small + weights * checkpoint.merged) + states,
+        saved_by_adapter=sum(every_weight.values()) - sum(trainer.values()),
+    )
+
+
+def _trainer(config: RLConfig, model: ModelFacts, width: int, has: SecondModels) -> dict[str, int]:
+    """Per rank. The reference of a policy with adapters is that policy without them."""
+    adapter = has.adapter.parameters if has.adapter is not None else None
+    parts = _model_state(config, model.parameters, adapter, width)
+    if has.reference and adapter is None:
+        parts["reference model"] = model.parameters * width
+    if has.critic:
+        parts["critic, with its optimizer"] = sum(_model_state(config, model.parameters, None, width).values())
+    parts["activations, rough"] = _activations(config, model, width)
+    return parts
+
+
+def _model_state(config: RLConfig, parameters: int, adapter: int | None, width: int) -> dict[str, int]:
+    """ZeRO 1 shards the optimizer's state, 2 also the gradients, 3 also the weights."""
+    train = config.train
+    shards = {stage: train.ranks if train.zero_stage >= stage else 1 for stage in (1, 2, 3)}
+    trained = parameters if adapter is None else adapter
+    parts = {"weights": (parameters + (adapter or 0)) * width // shards[3]}
+    if width != 4:
+        parts["float32 master weights"] = 4 * trained // shards[1]
+    parts["Adam moments"] = 8 * trained // shards[1]
+    parts["gradients"] = 4 * trained // shards[2]
+    return parts
+
+
+def _resume_state(config: RLConfig, model: ModelFacts, has: SecondModels, width: int) -> int:
+    """On disk, of all ranks: what is trained in the compute type, float32 master weights where that is another, Adam moments."""
+    if not config.checkpoint.resume_state:
+        return 0
+    trained = has.adapter.parameters if has.adapter is not None else model.parameters
+    trained += model.parameters if has.critic else 0
+    return trained * (width + (4 if width != 4 else 0) + 8)
+
+
+def _activations(config: RLConfig, model: ModelFacts, width: int) -> int:
+    """Of one full micro-batch: a layer keeps about 12 vectors of the hidden and 4 of the intermediate size per token;
+    with gradient checkpointing every layer keeps its input, and one layer the rest."""
+    per_layer = (12 * model.hidden + 4 * model.intermediate) * width
+    per_token = model.layers * per_layer
+    if config.model.gradient_checkpointing:
+        per_token = model.layers * model.hidden * width + per_layer
+    return config.train.max_tokens_per_micro_batch * per_token
+
+
+def _engine(
+    model: ModelFacts, weights: int, width: int, tokens: int, arguments: dict[str, object], device: str
+) -> dict[str, int]:
+    """An engine's weights and key-value cache. A CPU engine reserves a fixed cache; a GPU engine takes a share of its
+    device, of which this counts what the step's sequences can fill."""
+    reserved = arguments.get("kv_cache_memory_bytes")
+    if isinstance(reserved, int):
+        cache = reserved
+    elif device == "cpu":
+        cache = CPU_KV_CACHE_BYTES
+    else:
+        cache = tokens * model.kv_values_per_token * width
+    return {"weights": weights, "key-value cache": cache}
+
+
+def machine_memory() -> int:
+    """Bytes of main memory this process may use: the machine's, or its container's limit."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.is_file() else "max"
+    return min(total, int(text)) if text.isdigit() else total
+
+
+def shown(size: int) -> str:
+    """Bytes as people read them."""
+    if size >= 0.1 * GIB:
+        return f"{size / GIB:.2f} GiB"
+    return f"{size / 1024**2:.1f} MiB" if size >= 2**20 else f"{size / 1024:.1f} KiB"

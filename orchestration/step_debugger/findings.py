@@ -1,0 +1,123 @@
+"""What a replay found out, in sentences: for the terminal and for the page."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+from algs.method import PolicyMethod
+from orchestration.step_debugger.loaded_step import LoadedStep
+from orchestration.step_debugger.rerun import Gradient, Rerun, cosine, gradients, norm
+from orchestration.step_debugger.token_table import CLIPPED, REJECTED, TokenTable
+
+
+@dataclass(frozen=True)
+class Finding:
+    text: str
+    tone: Literal["good", "bad", "plain"] = "plain"
+
+
+def title(saved: LoadedStep) -> str:
+    step, model = saved.parts[0], saved.settings.model
+    ranks = f"{step.ranks} rank{'s' if step.ranks > 1 else ''}"
+    return (
+        f"Step {step.step}, update {step.update}, {named(saved.method)}, saved because it was {saved.reason}: "
+        f"{ranks} on {step.device}, {model.dtype}, ZeRO {saved.settings.train.zero_stage}, {step.threads} threads"
+    )
+
+
+def named(method: PolicyMethod) -> str:
+    """Its class, and the parameters that differ from their defaults: CISPO(ratio_cap=2.0)."""
+    fields = dataclasses.fields(method.params)
+    given = {f.name: getattr(method.params, f.name) for f in fields if getattr(method.params, f.name) != f.default}
+    inside = ", ".join(f"{name}={value}" for name, value in given.items())
+    return type(method).__name__ + (f"({inside})" if inside else "")
+
+
+def about_equality(run: Rerun) -> list[Finding]:
+    """Whether the replay is the live step to the last bit, and if not, whether that had to be."""
+    live, differing = run.saved.parts[0], run.differing
+    if not differing:
+        text = f"All {len(run.metrics)} metrics are bit-equal to the live step's"
+        if len(run.saved.parts) > 1:
+            text += f", though {len(run.saved.parts)} ranks ran one after the other and sums are in another order"
+        return [Finding(f"{text}.", "good")]
+    worst = max(differing, key=lambda metric: metric.relative_difference)
+    amount = "" if math.isinf(worst.relative_difference) else f" by {worst.relative_difference:.1e}, relatively"
+    text = f"{len(differing)} of {len(run.metrics)} metrics differ from the live step's, most {worst.name}{amount}"
+    if len(run.saved.parts) > 1:
+        return [Finding(f"{text}. {len(run.saved.parts)} ranks ran one after the other, so sums are in another order.")]
+    if live.device != run.device:
+        return [Finding(f"{text}. It ran on {live.device} and now on {run.device}.")]
+    if not run.must_be_equal:
+        return [Finding(f"{text}. On a GPU some sums are taken in no fixed order.")]
+    return [
+        Finding(
+            f"NOT bit-equal: {text}. The batch or the weights were changed since, or this is another machine or another "
+            "version of torch.",
+            "bad",
+        )
+    ]
+
+
+def about_not_finite(run: Rerun, table: TokenTable) -> list[Finding]:
+    """Where the first Inf or NaN arises: column and token, or parameter. Nothing when there is none."""
+    found = table.first_not_finite()
+    if found is not None:
+        name, row = found
+        where = f"response {table['trajectory'][row]}"
+        if name != "reward":
+            where = f"token {table['position'][row]} ({table['token'][row]!r}) of {where}"
+        text = f"The first number that is not finite: {name} of {where} is {table[name][row]:g}"
+        spoiled = int(table.spoiled(name).sum())
+        text += f". The column {name} is not finite on {spoiled} of {len(table)} tokens."
+        if name == "logprob" and (weights := _spoiled_weights(run)):
+            text += f" The weights were so already before the step: {weights}."
+        return [Finding(text, "bad")]
+    if all(m.replayed is None or math.isfinite(m.replayed) for m in run.metrics):
+        if all(m.live is None or math.isfinite(m.live) for m in run.metrics):
+            return []
+        return [Finding("The live step was not finite; its replay is. What spoiled it is not in the batch.", "bad")]
+    (gradient,) = gradients(run, [(run.objective, run.tokens)])
+    bad = [name for name, values in gradient.items() if not torch.isfinite(values).all()]
+    if bad:
+        where = (
+            f"the gradients of {len(bad)} of {len(gradient)} parameters are not, the last of these being {bad[-1]}: it arises "
+            "in the backward pass"
+        )
+    else:
+        norms = [m.name for m in run.metrics if m.replayed is not None and not math.isfinite(m.replayed)]
+        where = f"so is the policy's gradient; {' and '.join(norms)} alone is not: too large to be squared and summed"
+    return [Finding(f"Every number of every token is finite; {where}.", "bad")]
+
+
+def _spoiled_weights(run: Rerun) -> str:
+    from safetensors.torch import load_file
+
+    files = sorted((run.saved.folder / "policy").glob("*.safetensors"))
+    bad = [name for f in files for name, values in load_file(f).items() if not torch.isfinite(values).all()]
+    return ", ".join(bad[:3]) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")
+
+
+def about_change(
+    run: Rerun, other: PolicyMethod, table: TokenTable, both: list[Gradient], notes: list[str]
+) -> list[Finding]:
+    """What another method makes of the same batch. `table` holds both, `both` the gradients of the live one and the other."""
+    live_name, name = named(run.saved.method), named(other)
+    live, now = (norm(gradient) for gradient in both)
+    changed = {kind: int((table["change"] == kind).sum()) for kind in np.unique(table["change"]) if kind}
+    sides = ", ".join(f"{count} {kind}" for kind, count in changed.items()) or "none"
+    silent = [int(np.isin(table[column], (CLIPPED, REJECTED)).sum()) for column in ("state", "other_state")]
+    return [
+        Finding(
+            f"{name} in place of {live_name}: gradients of the policy loss have cosine {cosine(*both):.6g} over all trained "
+            f"parameters; norm {live:.6g} under {live_name}, {now:.6g} under {name}."
+        ),
+        Finding(f"Of {len(table)} tokens that change side: {sides}. Clipped or rejected: {silent[0]} → {silent[1]}."),
+        *(Finding(note) for note in notes),
+    ]

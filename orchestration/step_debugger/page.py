@@ -1,0 +1,103 @@
+"""A replayed step as one page that needs nothing else: findings, metrics, responses as text, every token in a table."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from orchestration.run.atomic_files import write_atomically
+from orchestration.step_debugger.findings import Finding
+from orchestration.step_debugger.rerun import Compared
+from orchestration.step_debugger.token_table import CAUSES, COLUMNS, TEXTS, WHOLE, TokenTable
+
+ASSETS = Path(__file__).resolve().parent / "assets"
+MAX_TOKENS = 50_000  # on the page: whole responses, those that hold the largest shares
+# What the step made of a token stands left of what it made it from.
+FIRST = (
+    "token", "trajectory", "position", "advantage", "ratio", "weight", "share", "state", "other_weight", "other_share",
+    "other_state", "change",
+)  # fmt: skip
+
+
+def write_page(
+    path: Path,
+    title: str,
+    findings: Sequence[Finding],
+    metrics: Sequence[Compared],
+    table: TokenTable,
+    prompts: Mapping[int, str],
+) -> None:
+    """Write the page, whole or not at all. `prompts` by trajectory: what stood before its first action token."""
+    data = json.dumps(page_data(title, findings, metrics, table, prompts), allow_nan=False)
+    parts = {
+        "title": html.escape(title.split(":")[0]),
+        "style": (ASSETS / "style.css").read_text(encoding="utf-8"),
+        "script": (ASSETS / "page.js").read_text(encoding="utf-8"),
+        # Inside <script>, only "<" can end the element or start a comment; JSON allows its escaped form in strings.
+        "data": data.replace("<", "\\u003c"),
+    }
+    template = (ASSETS / "page.html").read_text(encoding="utf-8")
+    write_atomically(path, re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template))
+
+
+def page_data(
+    title: str,
+    findings: Sequence[Finding],
+    metrics: Sequence[Compared],
+    table: TokenTable,
+    prompts: Mapping[int, str],
+) -> dict[str, Any]:
+    """Everything the page shows, as JSON values."""
+    rows = kept_rows(table)
+    head, _, facts = title.partition(":")
+    notes = [{"text": finding.text, "tone": finding.tone} for finding in findings]
+    if len(rows) < len(table):
+        text = f"The page shows {len(rows)} of {len(table)} tokens: whole responses, those with the largest shares."
+        notes.append({"text": text, "tone": "plain"})
+    spoiled = np.any([table.spoiled(name) for name in CAUSES if name in table.columns], axis=0)
+    return {
+        "title": head,
+        "facts": facts.strip(),
+        "findings": notes,
+        "metrics": [
+            {"name": m.name, "live": _shown(m.live), "replayed": _shown(m.replayed), "equal": m.is_equal}
+            for m in metrics
+        ],
+        "names": [name for name in FIRST if name in table.columns] + [n for n in table.columns if n not in FIRST],
+        "help": {name: COLUMNS[name] for name in table.columns},
+        "texts": [name for name in table.columns if name in TEXTS],
+        "columns": {name: _column(name, values[rows]) for name, values in table.columns.items()},
+        "prompts": {str(t): prompts[int(t)] for t in np.unique(table["trajectory"][rows])},
+        "spoiled": np.flatnonzero(spoiled[rows]).tolist(),
+    }
+
+
+def kept_rows(table: TokenTable) -> np.ndarray:
+    """All rows, or those of the responses whose tokens have the largest shares, up to MAX_TOKENS. [M] int64"""
+    if len(table) <= MAX_TOKENS:
+        return np.arange(len(table))
+    trajectory = table["trajectory"]
+    by_share = trajectory[table.order("share")]
+    wanted = by_share[np.sort(np.unique(by_share, return_index=True)[1])]
+    sizes = np.array([np.count_nonzero(trajectory == t) for t in wanted]).cumsum()
+    return np.flatnonzero(np.isin(trajectory, wanted[: max(1, int((sizes <= MAX_TOKENS).sum()))]))
+
+
+def _column(name: str, values: np.ndarray) -> list[Any]:
+    if name in TEXTS or name in WHOLE:
+        return values.tolist()
+    return [_shown(float(value)) for value in values]
+
+
+def _shown(value: float | None) -> float | str | None:
+    """Nine digits, which tell two float32 apart; what is not finite stays visible as text."""
+    if value is None or math.isfinite(value):
+        return None if value is None else float(f"{value:.9g}")
+    return {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")

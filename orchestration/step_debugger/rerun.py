@@ -1,0 +1,189 @@
+"""Runs a saved optimizer step again, in this process alone, and looks at its gradient."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from algs.introspection.method_facts import reads
+from algs.method import PolicyMethod
+from algs.records import PolicyTokens
+from orchestration.cluster.devices import environment_for_trainer, free_port, resolve
+from orchestration.step_debugger.loaded_step import LoadedStep
+from orchestration.trainer.token_objective import ObjectiveLoss, TokenObjective
+
+if TYPE_CHECKING:
+    from orchestration.metrics.tally import Tally
+
+Gradient = dict[str, Tensor]  # by parameter name, float32
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A metric of the live step and of its replay; None where one of them lacks it."""
+
+    name: str
+    live: float | None
+    replayed: float | None
+
+    @property
+    def is_equal(self) -> bool:
+        """To the last bit; NaN equals NaN."""
+        if self.live is None or self.replayed is None:
+            return self.live is self.replayed
+        return self.live == self.replayed or (math.isnan(self.live) and math.isnan(self.replayed))
+
+    @property
+    def relative_difference(self) -> float:
+        """|live - replayed| over the larger of the two; Inf where one is not finite or missing and the other is."""
+        if self.is_equal:
+            return 0.0
+        live, replayed = self.live, self.replayed
+        if live is None or replayed is None or not (math.isfinite(live) and math.isfinite(replayed)):
+            return math.inf
+        return abs(live - replayed) / max(abs(live), abs(replayed))
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """A saved step that ran again."""
+
+    saved: LoadedStep
+    device: str
+    metrics: list[Compared]
+    tokens: list[PolicyTokens]  # of each of saved.batches, as the loss saw them, without gradient
+
+    @property
+    def objective(self) -> TokenObjective:
+        return TokenObjective(self.saved.method, self.saved.settings.objective)
+
+    @property
+    def differing(self) -> list[Compared]:
+        return [metric for metric in self.metrics if not metric.is_equal]
+
+    @property
+    def must_be_equal(self) -> bool:
+        """Whether nothing allows a difference: one rank then and now, on a CPU both times (a GPU adds in no fixed order)."""
+        return len(self.saved.parts) == 1 and self.saved.parts[0].device == self.device == "cpu"
+
+
+class RecordingObjective(TokenObjective):
+    """A step's objective that keeps the tokens of each micro-batch as the loss saw them."""
+
+    def __init__(self, like: TokenObjective) -> None:
+        super().__init__(like.method, like.objective)
+        self.seen: list[PolicyTokens] = []
+
+    def __call__(self, t: PolicyTokens) -> ObjectiveLoss:
+        self.seen.append(detached(t))
+        return super().__call__(t)
+
+
+def detached(t: PolicyTokens) -> PolicyTokens:
+    values = None if t.values is None else t.values.detach()
+    return dataclasses.replace(t, logprobs=t.logprobs.detach(), entropy=t.entropy.detach(), values=values)
+
+
+def rerun(saved: LoadedStep, device: str | None = None) -> Rerun:
+    """The saved update once more: same weights, micro-batches, learning rate and threads; all ranks' parts in sequence.
+
+    No reference model is loaded, since its log-probabilities are in the micro-batches. The optimizer's own state is not
+    saved, so the weights after the step mean nothing; loss, gradient and their metrics come before it.
+    """
+    live = saved.parts[0]
+    spec = resolve(device or saved.settings.model.device)
+    os.environ.update(
+        RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()),
+        **environment_for_trainer(spec.device, live.threads),
+    )  # fmt: skip
+    torch.set_num_threads(live.threads)
+    from orchestration.trainer.trainer import Trainer  # DeepSpeed reads the environment as it is imported
+
+    trainer = Trainer(saved.settings, saved.method, spec, with_reference=False)
+    trainer.load_value_parameters(saved.values())
+    trainer.steps, trainer.updates = live.steps_done, live.updates_done
+    recording = RecordingObjective(trainer.objective)
+    trainer.objective = recording
+    tally = trainer.update(saved.batches)
+    return Rerun(saved, spec.device, compared(saved.live, tally, ranks=len(saved.parts)), recording.seen)
+
+
+def compared(live: Tally, replayed: Tally, ranks: int) -> list[Compared]:
+    """Every metric of both, loss and gradient norm first; of several ranks without what counts forward passes and dummies."""
+    one, two = live.means(), replayed.means()
+    counts = () if ranks == 1 else ("train/micro_batches", "train/tokens")
+    names = [name for name in dict.fromkeys([*one, *two]) if name not in counts]
+    first = ("train/loss", "train/gradient_norm", "critic/loss", "critic/gradient_norm")
+    names.sort(key=lambda name: first.index(name) if name in first else len(first))
+    return [Compared(name, one.get(name), two.get(name)) for name in names]
+
+
+def under(method: PolicyMethod, run: Rerun) -> tuple[TokenObjective, list[PolicyTokens], list[str]]:
+    """Another method on the same batch: its objective, the tokens as it would see them, and what a reader must know.
+
+    Raises:
+        ValueError: it needs numbers that the step did not have.
+    """
+    name, live = type(method).__name__, run.saved.settings.objective
+    for need, what in (("values", "a critic's values"), ("ref_logprobs", "log-probabilities of the reference")):
+        if need in method.needs() and any(getattr(t, need) is None for t in run.tokens):
+            raise ValueError(
+                f"{name} needs {what}, which the saved step does not have: it ran {type(run.saved.method).__name__} "
+                "without them; save a step of a run that has them"
+            )
+    notes = ["Advantages and the weights of the aggregation are the live step's, so only the loss differs."]
+    if live.corrections and "behavior_logprobs" in reads(method):
+        live = live.model_copy(update={"corrections": []})
+        notes.append(f"{name} reads mu itself, so the step's off-policy corrections are left out for it.")
+    sums: dict[str, Tensor] = {}
+    for t in run.tokens:
+        for key, values in method.update_sums(t).items():
+            sums[key] = sums.get(key, 0.0) + values.double().sum()
+    sums = {key: value.float() for key, value in sums.items()}
+    return TokenObjective(method, live), [dataclasses.replace(t, update_sums=sums) for t in run.tokens], notes
+
+
+def gradients(run: Rerun, asked: Sequence[tuple[TokenObjective, Sequence[PolicyTokens]]]) -> list[Gradient]:
+    """The whole gradient of the policy loss under each objective, from the same forward passes, without DeepSpeed.
+
+    A critic's loss is not in it. Gradients of micro-batches add up in float32.
+    """
+    from orchestration.model.policy_model import load_policy
+    from orchestration.model.prepared_batch import to_device
+
+    settings, spec = run.saved.settings, resolve(run.device)
+    device = torch.device(spec.device)
+    policy = load_policy(settings.model, spec, lora=settings.lora).train()
+    policy.to(device=device, dtype=getattr(torch, settings.model.dtype))
+    parameters = {name: p for name, p in policy.hf_model.named_parameters() if p.requires_grad}
+    sums = [{name: torch.zeros_like(p, dtype=torch.float32) for name, p in parameters.items()} for _ in asked]
+    for index, batch in enumerate(run.saved.batches):
+        prepared = to_device(batch, device)
+        logprobs, entropy = policy(prepared, settings.temperature)
+        for total, (objective, tokens) in zip(sums, asked, strict=True):
+            answer = objective(dataclasses.replace(tokens[index], logprobs=logprobs, entropy=entropy))
+            loss = (answer.policy * prepared.loss_weights).sum()
+            if loss.requires_grad:
+                found = torch.autograd.grad(loss, list(parameters.values()), retain_graph=True, allow_unused=True)
+                for name, gradient in zip(parameters, found, strict=True):
+                    if gradient is not None:
+                        total[name] += gradient.float()
+    return sums
+
+
+def cosine(a: Gradient, b: Gradient) -> float:
+    """Of two whole gradients, over all trained parameters; NaN when one of them is 0."""
+    dot = sum(float((a[name].double() * b[name].double()).sum()) for name in a)
+    size = norm(a) * norm(b)
+    return dot / size if size else math.nan
+
+
+def norm(gradient: Gradient) -> float:
+    return math.sqrt(sum(float(g.double().square().sum()) for g in gradient.values()))

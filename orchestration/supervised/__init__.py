@@ -1,0 +1,1 @@
+"""The loop of supervised and preference learning."""

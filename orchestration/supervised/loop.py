@@ -1,0 +1,218 @@
+"""The loop of supervised and preference learning: one process per rank, the same trainer as reinforcement learning.
+
+Every rank reads the same examples in the same order, packs the whole batch the same way and takes its own part, so that
+nothing but gradients and sums goes between ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from configs.blocks.supervised import SLConfig
+from data_feeds.packing import MicroBatch
+from orchestration.cluster.launcher_rank import is_first_rank, join_ranks
+from orchestration.metrics.step_clock import StepClock, due
+from orchestration.metrics.tally import Tally
+from orchestration.run.console import Console
+from orchestration.run.directory import RunDirectory, checkpoints, read_metrics
+from orchestration.run.logs import captured_output
+from orchestration.run.nonfinite import NonFiniteError, not_finite_message, skipped_warning
+from orchestration.run.resume import DriverState, trainer_folder
+from orchestration.start.preflight_sl import SLChecked
+from orchestration.supervised.batches import Packing
+from orchestration.supervised.reference_cache import reference_logprobs
+from orchestration.trainer.settings import TrainerSettings
+
+
+def run_sl(config: SLConfig, checked: SLChecked, run: RunDirectory, write_report: Callable[[Path], Path]) -> None:
+    """Train for the configured steps. What is worth keeping is in the run directory.
+
+    Raises: NonFiniteError when too many updates in a row held an Inf or NaN; there is a checkpoint from before them.
+    """
+    rank, ranks = join_ranks()
+    with ExitStack() as stack:
+        screen = stack.enter_context(captured_output(run.log_path(f"rank_{rank}")))
+        console = stack.enter_context(Console(config.run.name, checked.steps, screen)) if is_first_rank() else None
+        if console is not None:
+            console.note(str(checked.feed))
+        job = SLJob(config, checked, run, console, rank, ranks)
+        stack.callback(job.close)
+        for step in range(job.begin(), checked.steps + 1):
+            if step > 0:
+                job.train(step)
+            if step == 0 or due(step, config.eval.every, checked.steps):
+                job.evaluate()
+            job.gather()
+            if step > 0 and due(step, config.checkpoint.every, checked.steps):
+                job.checkpoint(step)
+            job.record(step)
+            if is_first_rank():
+                write_report(run.path)
+        if console is not None:
+            console.summary("done", job.closing())
+    torch.distributed.barrier()
+
+
+class SLJob:
+    """One rank's part of the job."""
+
+    def __init__(
+        self, config: SLConfig, checked: SLChecked, run: RunDirectory, console: Console | None, rank: int, ranks: int
+    ) -> None:
+        from orchestration.trainer.trainer import Trainer  # late: DeepSpeed
+
+        self.config, self.run, self.console, self.rank, self.ranks = config, run, console, rank, ranks
+        self.feed, self.method = checked.feed, checked.method
+        self.clock, self.tally = StepClock(), Tally()
+        self.packing = Packing(config, checked.method, ranks)
+        self.feed_state = self.feed.sampler.state_dict()  # after the batch that was trained on
+        self.metrics: dict[str, float] = {}  # of the step, over all ranks
+        self.losses: list[float] = []  # held-out, in order
+        with self._phase("starting the trainer", "train"):
+            holds_reference = config.objective.reference == "model"
+            self.trainer = Trainer(
+                trainer_settings(config, checked, run), checked.method, checked.device, with_reference=holds_reference
+            )
+        if "ref_logprobs" in checked.method.needs() and config.objective.reference == "precomputed":
+            with self._phase("reference log-probabilities", "train"):
+                examples = [*self.feed.all_training(), *self.feed.heldout]
+                self.packing.reference = reference_logprobs(examples, self.trainer, self.packing, config, console)
+        self.ahead = ThreadPoolExecutor(max_workers=1, thread_name_prefix="feed")
+
+    def begin(self) -> int:
+        """The first step to do: 0, or the one after the checkpoint that the run goes on from. A collective."""
+        first = 0
+        if self.run.resumed_from is not None:
+            with self._phase("loading the checkpoint", "checkpoint"):
+                state = DriverState.read(self.run.resumed_from)
+                self.feed.sampler.load_state_dict(state.sampler)
+                self.trainer.load_state(trainer_folder(self.run.resumed_from))
+            self.losses = [row["eval/loss"] for row in read_metrics(self.run.path) if "eval/loss" in row]
+            first = state.step + 1
+            if self.console is not None:
+                self.console.note(
+                    f"going on from {self.run.resumed_from}: step {first} of {self.console.steps} is next"
+                )
+        self.next_batch = self._prefetch()
+        return first
+
+    def _prefetch(self) -> Future[tuple[list[MicroBatch], dict[str, float], dict[str, Any]]]:
+        """The next batch, tokenised and packed while the current one trains; what the feed counts with it, and its state."""
+
+        def made() -> tuple[list[MicroBatch], dict[str, float], dict[str, Any]]:
+            sampler = self.feed.sampler
+            batches = self.packing.of(sampler.next(self.config.train.batch_size))[self.rank]
+            return batches, sampler.metrics(), sampler.state_dict()
+
+        return self.ahead.submit(made)
+
+    def train(self, step: int) -> None:
+        """One optimizer step. Raises: NonFiniteError."""
+        with self._phase("waiting for data", "data"):
+            batches, counted, self.feed_state = self.next_batch.result()
+            self.next_batch = self._prefetch()
+        with self._phase("train", "train"):
+            tally = self.trainer.step([self._with_reference(batches)], step)
+        self.tally.merge(tally)
+        self.metrics.update({f"data/{name}": value for name, value in counted.items()})
+        if self.trainer.skipped_in_a_row and self.console is not None:
+            self.console.warning(skipped_warning(step, self.trainer.skipped_in_a_row, self.run))
+        if self.trainer.skipped_in_a_row >= self.config.train.max_skipped_in_a_row:
+            self.gather()
+            self.checkpoint(step)
+            raise NonFiniteError(not_finite_message(step, self.trainer.skipped_in_a_row, self.run))
+
+    def _with_reference(self, batches: list[MicroBatch]) -> list[MicroBatch]:
+        """The micro-batches with the reference's log-probabilities, where a second model is asked for them."""
+        if "ref_logprobs" not in self.method.needs() or self.packing.reference is not None:
+            return batches
+        columns = self.trainer.recompute(batches, ["ref_logprobs"])
+        return [batch.with_columns(own) for batch, own in zip(batches, columns, strict=True)]
+
+    def evaluate(self) -> None:
+        """Loss and metrics over the held-out examples, exactly: one denominator for all of them."""
+        if not self.feed.heldout:
+            return
+        with self._phase("evaluate", "eval"):
+            batches = self._with_reference(self.packing.of(self.feed.heldout)[self.rank])
+            self.tally.merge(self.trainer.evaluate(batches))
+
+    def gather(self) -> None:
+        """Bring the ranks' tallies of the step together. A collective."""
+        parts: list[Tally | None] = [None] * self.ranks
+        torch.distributed.all_gather_object(parts, self.tally)
+        self.metrics.update(Tally.merged(part for part in parts if part is not None).means())
+        self.tally = Tally()
+
+    def checkpoint(self, step: int) -> None:
+        """Write the model in Hugging Face format, and what a resumed run needs; older checkpoints of this run make room. A
+        collective."""
+        with self._phase("checkpoint", "checkpoint"), ExitStack() as stack:
+            folder = self.run.partial_checkpoint(step)
+            if is_first_rank():
+                stack.enter_context(self.run.checkpoint(step))
+            self.trainer.save(folder)  # the first rank writes, the others take part in gathering
+            if self.config.checkpoint.resume_state:
+                torch.distributed.barrier()  # the first rank makes the folder
+                self.trainer.save_state(trainer_folder(folder))
+            if is_first_rank():
+                if self.config.checkpoint.resume_state:
+                    DriverState(step, self.ranks, self.feed_state, self.metrics).write(folder)
+                stack.close()  # complete from here on
+                self.run.prune_checkpoints(self.config.checkpoint.keep)
+
+    def record(self, step: int) -> None:
+        """Write the step's line and begin the next step."""
+        metrics, self.metrics = {**self.metrics, **self.clock.lap()}, {}
+        if "eval/loss" in metrics:
+            self.losses.append(metrics["eval/loss"])
+        if is_first_rank():
+            if metrics.get("time/train_seconds", 0) > 0 and "train/tokens" in metrics:
+                metrics["train/tokens_per_second"] = metrics["train/tokens"] / metrics["time/train_seconds"]
+            self.run.write_metrics(step, metrics)
+            assert self.console is not None
+            self.console.step(step, metrics)
+
+    def closing(self) -> dict[str, str | Path]:
+        """What the last words say."""
+        rows: dict[str, str | Path] = {}
+        if self.losses:
+            rows["held-out loss"] = f"{self.losses[0]:.4f} before, {self.losses[-1]:.4f} after"
+        return {**rows, "report": self.run.report_path, "checkpoint": checkpoints(self.run.path)[-1]}
+
+    def close(self) -> None:
+        self.ahead.shutdown(wait=False, cancel_futures=True)
+
+    @contextmanager
+    def _phase(self, shown: str, name: str) -> Iterator[None]:
+        with ExitStack() as stack:
+            if self.console is not None:
+                stack.enter_context(self.console.phase(shown))
+            stack.enter_context(self.clock.phase(name))
+            yield
+
+
+def trainer_settings(config: SLConfig, checked: SLChecked, run: RunDirectory) -> TrainerSettings:
+    """What the trainer is told: the temperature of supervised learning is 1, a value head shares the trunk."""
+    from configs.blocks.objective import Critic, Objective
+
+    return TrainerSettings(
+        model=config.model,
+        train=config.train,
+        temperature=1.0,
+        seed=config.run.seed,
+        total_updates=checked.steps,
+        objective=Objective(aggregation=config.objective.aggregation),
+        critic=Critic(kind="shared"),
+        lora=config.lora,
+        merged_checkpoints=config.checkpoint.merged,
+        capture_folder=str((run.path / "replay").resolve()),
+        capture_steps=tuple(config.replay.steps),
+        capture_keep=config.replay.keep,
+    )

@@ -1,0 +1,126 @@
+"""The trainer ranks as Ray actors, and the driver's one handle on all of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+
+from algs.method import PolicyMethod
+from configs.blocks.sync import SyncMethod
+from data_feeds.packing import MicroBatch
+from orchestration.cluster.cpu_cores import bind_to
+from orchestration.cluster.devices import DeviceSpec, free_port
+from orchestration.cluster.heartbeat import IDLE, Activity, Heartbeat
+from orchestration.cluster.processes import lead_own_group
+from orchestration.metrics.tally import Tally
+from orchestration.run.logs import redirect_output_to
+from orchestration.trainer.settings import TrainerSettings
+from orchestration.weight_transfer.sender import WeightSender
+
+
+class TrainerActor:
+    """One rank in a process of its own. Constructed empty, so that rank 0's address is known before anyone connects."""
+
+    def __init__(self, log_file: str, cores: tuple[int, ...] = ()) -> None:
+        """cores: to be bound to; see CorePlan."""
+        bind_to(cores)
+        lead_own_group()
+        redirect_output_to(log_file)
+        self.activity = Activity()
+        self.sender: WeightSender | None = None  # of rank 0
+
+    @ray.method(concurrency_group="beat")  # a thread of its own: it answers while the others work
+    def heartbeat(self) -> Heartbeat:
+        return self.activity.heartbeat()
+
+    def address(self) -> tuple[str, int]:
+        """This node's address and a free port on it, for the ranks' rendezvous."""
+        return ray.util.get_node_ip_address(), free_port()
+
+    def join(self, rank: int, ranks: int, address: tuple[str, int]) -> None:
+        """Take a place among the ranks, for the life of this process."""
+        os.environ.update(
+            RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK="0", MASTER_ADDR=address[0], MASTER_PORT=str(address[1])
+        )  # Ray shows an actor only its own GPUs, so the local rank is always 0
+        self.is_first = rank == 0
+
+    def begin(
+        self,
+        settings: TrainerSettings,
+        method: PolicyMethod,
+        device: DeviceSpec,
+        sync_method: SyncMethod,
+        sync_folder: str,
+    ) -> None:
+        """Connect to the other ranks, load the model, wrap it in DeepSpeed. A job that went before is forgotten; the
+        connection stays."""
+        from orchestration.trainer.trainer import Trainer  # DeepSpeed is imported in actors only
+
+        self.close()
+        with self.activity.during("load the model"):
+            self.trainer = Trainer(settings, method, device, activity=self.activity)
+        self.sender = WeightSender(sync_method, Path(sync_folder), device) if self.is_first else None
+
+    def step(self, updates: list[list[MicroBatch]], step: int) -> tuple[Tally, int]:
+        with self.activity.during(f"step {step}"):
+            tally = self.trainer.step(updates, step)
+        return tally, self.trainer.skipped_in_a_row
+
+    def recompute(
+        self, batches: list[MicroBatch], names: Sequence[str], temperature: float | None = None
+    ) -> list[dict[str, np.ndarray]]:
+        with self.activity.during(f"compute {', '.join(names)}"):
+            return self.trainer.recompute(batches, names, temperature)
+
+    def publish(self, version: int, method: SyncMethod) -> dict[str, Any] | None:
+        """Gather the weights (all ranks) and bring them to where engines take them (rank 0), which returns the notice.
+
+        Raises TransferFailed or OSError: they could not be brought there.
+        """
+        self.activity.enter(f"publish version {version}")
+        weights = self.activity.moved_by(self.trainer.weights())
+        try:
+            if self.sender is None:
+                return None
+            return self.sender.publish(version, weights, self.trainer.sent_adapter(), method)
+        finally:
+            for _ in weights:  # gathering takes all ranks, also when the sender broke off
+                pass
+            self.activity.enter(IDLE)
+
+    def offer_transfer(self, bucket_mib: float) -> dict[str, Any]:
+        """Rank 0 listens for a new broadcast group; see WeightBroadcaster.offer."""
+        assert self.sender is not None
+        return self.sender.broadcaster(bucket_mib).offer()
+
+    def join_transfer(self, *told: Any) -> None:
+        """Rank 0 joins the group it offered; see WeightBroadcaster.join. Raises TransferFailed."""
+        assert self.sender is not None and self.sender.broadcast is not None
+        self.sender.broadcast.join(*told)
+
+    def release_memory(self) -> None:
+        """Give back device memory that torch keeps for later, to an engine on the same GPU. Not yet exercised on a GPU."""
+        import torch
+
+        torch.cuda.empty_cache()  # nothing to do where there is no GPU
+
+    def save(self, folder: str) -> None:
+        with self.activity.during("write the model"):
+            self.trainer.save(Path(folder))
+
+    def save_state(self, folder: str) -> None:
+        with self.activity.during("write the trainer's state"):
+            self.trainer.save_state(Path(folder))
+
+    def load_state(self, folder: str) -> None:
+        with self.activity.during("read the trainer's state"):
+            self.trainer.load_state(Path(folder))
+
+    def close(self) -> None:
+        if self.sender is not None:
+            self.sender.close()

@@ -1,0 +1,59 @@
+"""One optimizer step on disk, whole: each rank's micro-batches, the weights they met, what came of them live."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from algs.method import PolicyMethod
+from data_feeds.packing import MicroBatch
+from orchestration.metrics.tally import Tally
+from orchestration.trainer.settings import TrainerSettings
+
+if TYPE_CHECKING:
+    from orchestration.trainer.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class CapturedStep:
+    """One rank's part of one optimizer step. Frozen columns (advantages, pi_old, values) are in the micro-batches."""
+
+    step: int
+    update: int  # within the step
+    rank: int
+    ranks: int
+    steps_done: int  # by this trainer, before the step
+    updates_done: int
+    settings: TrainerSettings
+    method: PolicyMethod
+    batches: list[MicroBatch]
+    device: str = "cpu"  # its type
+    threads: int = field(default_factory=torch.get_num_threads)  # sums on a CPU depend on how many share the work
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.settings.capture_folder) / f"step_{self.step:06d}_update_{self.update}"
+
+    def save_weights(self, trainer: Trainer) -> None:
+        """The policy in Hugging Face format (of one with adapters, those alone), value head and critic beside it. A
+        collective: every rank calls it."""
+        trainer.save(self.folder / "policy")
+        values = trainer.value_parameters()
+        if self.rank == 0 and values:
+            torch.save(values, self.folder / "critic.pt")
+
+    def save_batch(self, live: Tally, reason: str) -> None:
+        """This rank's micro-batches and its part of the live metrics; then older saved steps make room."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        partial = self.folder / f"rank_{self.rank}.partial"
+        partial.write_bytes(pickle.dumps((self, live, reason)))
+        partial.rename(self.folder / f"rank_{self.rank}.pkl")
+        if self.rank == 0:
+            folders = sorted(p for p in self.folder.parent.glob("step_*_update_*") if (p / "rank_0.pkl").is_file())
+            for old in folders[: -self.settings.capture_keep]:
+                shutil.rmtree(old)

@@ -1,0 +1,31 @@
+"""What a trainer rank is told, and what follows from it: learning rates, DeepSpeed's configuration.
+
+Apart from the trainer, so that the driver need not import DeepSpeed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from configs.blocks.lora import Lora
+from configs.blocks.objective import Critic, Objective
+from configs.blocks.rl import Model
+from configs.blocks.training import Optimization
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """What a trainer rank needs to know, beyond the method."""
+
+    model: Model
+    train: Optimization
+    temperature: float  # the sampling temperature, of the rollouts that are trained on
+    seed: int
+    total_updates: int  # optimizer steps of the whole run, for the learning-rate schedule
+    objective: Objective = field(default_factory=Objective)
+    critic: Critic = field(default_factory=Critic)
+    lora: Lora | None = None  # None: every weight is trained
+    merged_checkpoints: bool = False
+    capture_folder: str = "replay"  # where steps are kept whole
+    capture_steps: tuple[int, ...] = ()
+    capture_keep: int = 2

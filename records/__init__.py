@@ -1,0 +1,1 @@
+"""The records in which the rooms meet: prompts, responses, groups."""

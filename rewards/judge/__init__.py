@@ -1,0 +1,1 @@
+"""GroupRequest a language model for a verdict: the client and its cache."""

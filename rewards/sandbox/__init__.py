@@ -1,0 +1,1 @@
+"""Runs code that a model wrote where it can do no harm."""
