@@ -1,5 +1,5 @@
 """Which CPU cores trainer ranks and engines get. Everybody's threads on everybody's cores at the same time would cost both
-sides most of their speed (benchmarks/core_split.py measures it)."""
+sides most of their speed."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.schedule_model import Costs, Outcome, Plan, Simulation, Work, log_normal
+from benchmarks.simulate_schedule.model import Costs, Outcome, Plan, Simulation, Work, log_normal
 
 GENERATE = 1.0  # seconds of 10 tokens in the one slot
 COSTS = Costs(0.1, 0.0, 0.0, train_fixed_seconds=0.3, train_token_seconds=0.0, sync_seconds=0.1, pause_seconds=0.0)

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.schedule_calibration import calibrate, measure
-from benchmarks.simulate_schedule import main
+from benchmarks.simulate_schedule.__main__ import main
+from benchmarks.simulate_schedule.calibration import calibrate, measure
 from configs.blocks.rl import RLConfig
 from configs.reading.load import to_yaml
 

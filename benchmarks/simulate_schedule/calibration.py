@@ -10,7 +10,7 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.schedule_model import Costs, Plan, Work
+from benchmarks.simulate_schedule.model import Costs, Plan, Work
 from configs.blocks.rl import RLConfig
 from configs.reading.load import load
 from orchestration.run.directory import read_metrics

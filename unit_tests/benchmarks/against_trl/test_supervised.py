@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import against_trl_supervised as benchmark
-from benchmarks.supervised_sides import Contest, Step, examples_of, sft_trainer
+from benchmarks.against_trl import supervised as benchmark
+from benchmarks.against_trl.supervised_sides import Contest, Step, examples_of, sft_trainer
 from unit_tests.tiny_model import write_tiny_model
 
 

@@ -1,7 +1,7 @@
 """Supervised and preference learning against trl's SFTTrainer and DPOTrainer: rates, peak memory and loss curves.
 
-    python -m benchmarks.against_trl_supervised                      # all three figures, about eight minutes on two cores
-    python -m benchmarks.against_trl_supervised --what sft-padding   # or sft-packing, dpo, dpo-second-model
+    python -m benchmarks.against_trl.supervised                      # all three figures, about eight minutes on two cores
+    python -m benchmarks.against_trl.supervised --what sft-padding   # or sft-packing, dpo
 
 Same model, tokens, trained tokens, learning rate, optimizer; bfloat16 compute with float32 masters. The two sides are two
 processes that take turns, a block of steps each, while the other sleeps: noise of the machine hits both, and each has a peak
@@ -11,7 +11,7 @@ sft-padding: both see the same examples at every step, so the losses are compare
 as fill about our micro-batch. sft-packing: trl's default strategy (bfd) makes rows of --pack-tokens; a step of either side has
 about as many tokens. Without flash attention, what keeps packed examples apart in trl is the mask that transformers makes of
 restarted positions; how far packed and separate log-probabilities are apart is measured and printed. dpo: reference
-log-probabilities are computed before the first step on both sides; dpo-second-model: by a second model at every step.
+log-probabilities are computed before the first step on both sides.
 
 Losses are not the same to the last digit: ours runs in bfloat16 throughout, trl by autocast with a float32 residual stream.
 With the same weights of SmolLM2-135M, losses of batches of these chats (about 1.4) were 0.001 to 0.005 apart for that reason.
@@ -33,10 +33,9 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.supervised_sides import Contest, Step, ours, theirs
+from benchmarks.against_trl.supervised_sides import Contest, Step, ours, theirs
 
-AIMS = {"sft-packing": 1.0, "sft-padding": 1.8, "dpo": 1.5, "dpo-second-model": 1.5}
-IN_ALL = ("sft-packing", "sft-padding", "dpo")
+AIMS = {"sft-packing": 1.0, "sft-padding": 1.8, "dpo": 1.5}
 LONGEST = 600  # tokens a drawn example is meant to have at most
 
 Side = Callable[[Contest, Connection], None]
@@ -133,7 +132,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="of either side (default: %(default)s)")
     options = parser.parse_args()
     os.environ.update(OMP_NUM_THREADS=str(options.threads), OMP_WAIT_POLICY="PASSIVE", TOKENIZERS_PARALLELISM="false")
-    for what in IN_ALL if options.what == "all" else (options.what,):
+    for what in AIMS if options.what == "all" else (options.what,):
         with tempfile.TemporaryDirectory() as folder:
             contest = prepared(what, options.model, Path(folder), options.warmup + options.steps, options)
             show(contest, compete(contest, options.warmup, options.block))
@@ -141,7 +140,7 @@ def main() -> None:
 
 def prepared(what: str, model: str, folder: Path, steps: int, options: argparse.Namespace) -> Contest:
     """The contest, with its rows written."""
-    from benchmarks.ragged_chats import write_chats, write_pairs
+    from benchmarks.against_trl.ragged_chats import write_chats, write_pairs
 
     rows = folder / "rows.jsonl"
     contest = Contest(

@@ -1,4 +1,4 @@
-"""The two sides of benchmarks/against_trl_supervised.py: our own job and trl's trainers, each a step at a time.
+"""The two sides of benchmarks/against_trl/supervised.py: our own job and trl's trainers, each a step at a time.
 
 A side is a function that a process of its own runs. It says what it is, then waits for a number of steps, answers with a
 `Step` after each, and at the end of all with its peak memory.
@@ -58,7 +58,6 @@ def our_config(contest: Contest) -> SLConfig:
     source: dict[str, Any] = {"file": contest.rows}
     if contest.is_sft:
         source["messages_column"] = "messages"
-    is_second = contest.what == "dpo-second-model"
     return SLConfig.model_validate(
         {
             "run": {"name": "ours", "dir": contest.folder, "seed": contest.seed},
@@ -66,7 +65,7 @@ def our_config(contest: Contest) -> SLConfig:
             "data": {"sources": [source], "heldout_fraction": 0.0, "shuffle": False, "max_tokens": MAX_TOKENS},
             "algorithm": {"name": "sft" if contest.is_sft else "dpo"},
             "objective": {
-                "reference": "model" if is_second else "precomputed",
+                "reference": "precomputed",
                 "reference_cache_dir": f"{contest.folder}/reference",
             },
             "train": {
@@ -253,10 +252,7 @@ def dpo_trainer(contest: Contest) -> tuple[Any, str]:
         whole = [text(np.concatenate([t.prompt_ids, t.token_ids])) for t in example]
         chosen, rejected = (response.removeprefix(prompt) for response in whole)
         rows.append({"prompt": prompt, "chosen": chosen, "rejected": rejected})
-    is_second = contest.what == "dpo-second-model"
-    arguments = DPOConfig(
-        **trl_arguments(contest), precompute_ref_log_probs=not is_second, beta=0.1, max_length=MAX_TOKENS
-    )
+    arguments = DPOConfig(**trl_arguments(contest), precompute_ref_log_probs=True, beta=0.1, max_length=MAX_TOKENS)
     trainer = DPOTrainer(model=model, args=arguments, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
     for example, row in zip(examples, trainer.train_dataset, strict=True):
         for t, name in zip(example, ("chosen_ids", "rejected_ids"), strict=True):

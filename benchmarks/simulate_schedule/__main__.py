@@ -24,8 +24,8 @@ from dataclasses import fields, replace
 from io import StringIO
 from pathlib import Path
 
-from benchmarks.schedule_calibration import Calibration, Measured, calibrate, measure, plan_of
-from benchmarks.schedule_model import Costs, Outcome, Plan, Simulation, Work, log_normal
+from benchmarks.simulate_schedule.calibration import Calibration, Measured, calibrate, measure, plan_of
+from benchmarks.simulate_schedule.model import Costs, Outcome, Plan, Simulation, Work, log_normal
 from orchestration.run.atomic_files import write_atomically
 
 # Round numbers of the order of a 7B model on data-centre GPUs: an example, not a measurement.
