@@ -1,4 +1,4 @@
-"""docs/ADD_A_METHOD.md does what it says: its files are written to a folder, loaded by the config, built and run."""
+"""docs/guide/ADD_A_METHOD.md does what it says: its files are written to a folder, loaded by the config, built and run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from records.rollout import Group, Prompt, Trajectory
 from rollouts.filter import apply_filters, filters_of
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "ADD_A_METHOD.md"
+PAGE = ROOT / "docs" / "guide" / "ADD_A_METHOD.md"
 
 
 def code_blocks(page: Path) -> dict[str, str]:

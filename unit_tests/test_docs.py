@@ -58,7 +58,7 @@ def test_method_in_contributing_trains(module_of) -> None:
 
 
 def test_reward_in_the_page_pays_as_it_says(module_of) -> None:
-    reward = module_of("docs/REWARDS.md", 0).short_and_right
+    reward = module_of("docs/guide/REWARDS.md", 0).short_and_right
 
     def said(response: str, tokens: int) -> Trajectory:
         none, ids = np.zeros(0, dtype=np.int32), np.zeros(tokens, dtype=np.int32)
@@ -71,18 +71,18 @@ def test_reward_in_the_page_pays_as_it_says(module_of) -> None:
 
 
 def test_trying_out_a_reward_by_hand(module_of) -> None:
-    module_of("docs/REWARDS.md", 2)  # it asserts
+    module_of("docs/guide/REWARDS.md", 2)  # it asserts
 
 
 def test_a_reward_with_a_rule_on_its_parameters(module_of) -> None:
-    digits = module_of("docs/REWARDS.md", 1).digits
+    digits = module_of("docs/guide/REWARDS.md", 1).digits
     check_params(digits, "reward 'digits'", {"low": 2})
     with pytest.raises(ValueError, match=r"reward 'digits': params.low: 10 is above high 9"):
         check_params(digits, "reward 'digits'", {"low": 10})
 
 
 def test_filter_in_the_page(module_of) -> None:
-    long_enough = module_of("docs/FILTERS.md", 0).long_enough
+    long_enough = module_of("docs/guide/FILTERS.md", 0).long_enough
     none = np.zeros(0, np.int32)
     said = [
         Trajectory(Prompt("p", []), "g", 0, none, ids, np.zeros(n, np.float32), ids, np.ones(n, bool), ids)
@@ -93,9 +93,9 @@ def test_filter_in_the_page(module_of) -> None:
 
 
 def test_yaml_in_the_pages_is_valid_configuration() -> None:
-    for reward in blocks("docs/REWARDS.md", "yaml"):
+    for reward in blocks("docs/guide/REWARDS.md", "yaml"):
         assert Reward.model_validate(yaml.safe_load(reward)["reward"]).parts
-    for filters in blocks("docs/FILTERS.md", "yaml"):
+    for filters in blocks("docs/guide/FILTERS.md", "yaml"):
         assert Rollout.model_validate(yaml.safe_load(filters)["rollout"]).filters
-    (data,) = blocks("docs/DATA.md", "yaml")
+    (data,) = blocks("docs/guide/DATA.md", "yaml")
     assert len(Data.model_validate(yaml.safe_load(data)["data"]).sources) == 2

@@ -3,7 +3,7 @@
     python -m benchmarks.simulate_schedule --devices 8                      # a table, from the example costs below
     python -m benchmarks.simulate_schedule --devices 8 --calibrate runs/x   # costs and lengths of your own short sync run
     python -m benchmarks.simulate_schedule --check runs/sync runs/overlap   # calibrate on the first, predict the second
-    python -m benchmarks.simulate_schedule --plot docs/simulate_schedule.svg
+    python -m benchmarks.simulate_schedule --plot docs/figures/simulate_schedule.svg
 
 Every split N:M of the devices into N that generate and M that train is simulated in each mode:
 
@@ -13,7 +13,7 @@ Every split N:M of the devices into N that generate and M that train is simulate
     shared    in turn on all devices (sync mode on shared devices)
     partial   in turn on all devices; long responses are interrupted and go on in the next step (pause_while_training)
 
-Costs are those of one device. A flag replaces what --calibrate found. docs/SIMULATION.md says what the model leaves out.
+Costs are those of one device. A flag replaces what --calibrate found. docs/running/SIMULATION.md says what the model leaves out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A discrete-event model of one job: engines that decode, a trainer that waits for batches, weights that go between them.
 
 Time passes only in this file's arithmetic; which groups are asked and which make a batch is decided by the real
-`rollouts.admission.Admission`. What is left out is listed in docs/SIMULATION.md.
+`rollouts.admission.Admission`. What is left out is listed in docs/running/SIMULATION.md.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def lora_warnings(lora: Lora | None, dtype: str, gives_learning_rate: bool) -> I
     if not gives_learning_rate:
         yield (
             "train.learning_rate: the default is made for training every weight; adapters usually want about ten times as "
-            "much (docs/LORA.md)"
+            "much (docs/guide/LORA.md)"
         )
     if lora.sync == "merged" and dtype == "bfloat16":
         yield (

@@ -227,7 +227,7 @@ class WeightSync:
                 f"{why}. In overlap mode a run does not go on with a slower method by itself: give --resume "
                 f"--set sync.method={following}{', or disk where engines are on other machines' if following == 'direct' else ''}."
             ) from error
-        self.warn(f"{why}. The run goes on with {following}, which is slower; see docs/WEIGHT_SYNC.md")
+        self.warn(f"{why}. The run goes on with {following}, which is slower; see docs/running/WEIGHT_SYNC.md")
         self.method = following
 
 

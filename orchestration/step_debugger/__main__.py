@@ -7,7 +7,7 @@
         --breakpoint                                                      step through the loss in the debugger
 
 A run saves the steps named in `replay.steps` of its configuration, and every update that was skipped because something in
-it was not finite. One process is enough, whatever the run's ranks. See docs/REPLAY.md.
+it was not finite. One process is enough, whatever the run's ranks. See docs/running/STEP_DEBUGGER.md.
 
 Exit codes: 0 done, 1 the step should be bit-equal to the live one and is not, 2 a mistake in what was given.
 """

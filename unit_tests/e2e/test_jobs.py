@@ -150,7 +150,7 @@ def test_groups_without_signal_are_asked_for_anew(stack: SharedStack) -> None:
 
 
 def test_a_users_own_files_run(stack: SharedStack, user_folder: Path) -> None:
-    """The files that docs/ADD_A_METHOD.md shows: method, advantage, correction, filter, reward, configuration."""
+    """The files that docs/guide/ADD_A_METHOD.md shows: method, advantage, correction, filter, reward, configuration."""
     files = code_blocks(PAGE)
     (user_folder / "my_lab").mkdir()
     for name in files:

@@ -1,4 +1,4 @@
-"""docs/REWARDS.md: every reward that ships has a section, and its examples pass the checks before a run."""
+"""docs/guide/REWARDS.md: every reward that ships has a section, and its examples pass the checks before a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from plugins.lookup import check_params, find_reward, is_of_group, reward_names
 from records.rollout import Group, Prompt, Trajectory
 from rewards.sandbox import run as sandbox
 
-PAGE = (Path(__file__).parents[2] / "docs" / "REWARDS.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "guide" / "REWARDS.md").read_text()
 EXAMPLES = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 

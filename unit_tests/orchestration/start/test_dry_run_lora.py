@@ -131,5 +131,5 @@ def test_what_does_not_fit_the_model_is_refused_before_anything_starts(tmp_path:
 
 
 def test_yaml_in_the_page_is_valid_configuration() -> None:
-    (text,) = re.findall(r"^```yaml\n(.*?)^```", Path("docs/LORA.md").read_text(), re.MULTILINE | re.DOTALL)
+    (text,) = re.findall(r"^```yaml\n(.*?)^```", Path("docs/guide/LORA.md").read_text(), re.MULTILINE | re.DOTALL)
     assert Lora.model_validate(yaml.safe_load(text)["lora"]) == Lora()
