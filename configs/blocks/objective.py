@@ -105,10 +105,3 @@ class Filter(Named):
         description="Ask further prompts in place of groups that are left out whole. Empty: the filter's own choice.",
     )
     in_baseline: bool = Field(False, description="Responses left out one by one still count in their group's baseline.")
-
-
-class Replay(Block):
-    """Optimizer steps kept whole (batch and weights), to be looked at with `python -m orchestration.step_debugger`."""
-
-    steps: list[int] = Field(default_factory=list, description="Steps to keep. Skipped ones are kept in any case.")
-    keep: int = Field(2, ge=1, description="Kept steps; older ones make room.")

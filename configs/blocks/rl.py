@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_serializer, model_validator
 
 from configs.blocks.block import Block, Named
+from configs.blocks.capture import Capture
 from configs.blocks.lora import Lora
-from configs.blocks.objective import Critic, Filter, Objective, Replay
+from configs.blocks.objective import Critic, Filter, Objective
 from configs.blocks.placement import Placement
 from configs.blocks.schedule import Failures, Schedule
 from configs.blocks.source import Source
@@ -242,7 +243,7 @@ class RLConfig(Block):
     sync: Sync = Field(default_factory=Sync)
     eval: Eval = Field(default_factory=Eval)
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
-    replay: Replay = Field(default_factory=Replay)
+    capture: Capture = Field(default_factory=Capture)
 
     @model_validator(mode="after")
     def _rules(self) -> RLConfig:

@@ -40,10 +40,10 @@ class Schedule(Block):
         description="With overlap: engines stand still while the trainer works, for devices that both share; unfinished "
         "responses go on in the next step (partial rollouts).",
     )
-    reuse_versions: int = Field(
+    replay_buffer_versions: int = Field(
         0, ge=0, description="Groups may be trained on again for this many versions after their first time; 0: never."
     )
-    reuse_share: float = Field(
+    replay_buffer_share: float = Field(
         0.0, ge=0, lt=1, description="Share of every batch taken from such groups, as far as there are any."
     )
 
@@ -69,11 +69,11 @@ class Schedule(Block):
     @property
     def oldest(self) -> int:
         """The same of groups that are trained on again; 0: every token is of the policy that it trains."""
-        return self.staleness + self.reuse_versions
+        return self.staleness + self.replay_buffer_versions
 
     def reused_groups(self, prompts_per_step: int) -> int:
         """How many groups of a batch are trained on again, once there are so many."""
-        return round(self.reuse_share * prompts_per_step)
+        return round(self.replay_buffer_share * prompts_per_step)
 
 
 class Failures(Block):

@@ -8,8 +8,8 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from configs.blocks.block import Block
+from configs.blocks.capture import Capture
 from configs.blocks.lora import Lora, lora_problems, lora_warnings
-from configs.blocks.objective import Replay
 from configs.blocks.rl import Algorithm, Checkpoint, Model, Run
 from configs.blocks.supervised_data import SLData
 from configs.blocks.training import SLTrain
@@ -54,7 +54,7 @@ class SLConfig(Block):
     train: SLTrain = Field(default_factory=SLTrain)
     eval: SLEval = Field(default_factory=SLEval)
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
-    replay: Replay = Field(default_factory=Replay)
+    capture: Capture = Field(default_factory=Capture)
 
     @model_validator(mode="after")
     def _rules(self) -> SLConfig:

@@ -28,7 +28,7 @@ class Optimization(Block):
         3,
         ge=1,
         description="An update with an Inf or NaN in a reward, advantage, loss or gradient is skipped on all ranks and kept "
-        "for replay; after this many in a row the run writes a checkpoint and stops.",
+        "for the step debugger; after this many in a row the run writes a checkpoint and stops.",
     )
     max_tokens_per_micro_batch: int = Field(4096, ge=1, description="Tokens packed into one forward pass per rank.")
     share_prompts: bool = Field(True, description="Compute a group's prompt once for all its responses.")

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from configs.blocks.objective import Component
+from configs.reading.renamed import RENAMED_KEYS
 from configs.reading.yaml_text import Location
 from plugins import components, parameters
 from plugins import methods as algorithm
@@ -51,6 +52,8 @@ def _dotted(location: Location) -> str:
 
 def _text(item: dict[str, Any], location: Location, schema: type[BaseModel], raw: Any) -> str:
     kind, given, context = item["type"], item["input"], item.get("ctx") or {}
+    if kind == "extra_forbidden" and _dotted(location) in RENAMED_KEYS:
+        return f"is now called {RENAMED_KEYS[_dotted(location)]}; rename the key"
     if kind == "extra_forbidden":
         return f"unknown key; {_suggestion(location, schema, raw)}"
     if kind == "missing":

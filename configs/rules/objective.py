@@ -22,7 +22,7 @@ Problem = tuple[str, str]  # dotted key, message
 
 
 def objective_problems(config: RLConfig) -> Iterator[Problem]:
-    """What is wrong with algorithm, objective, critic and replay together."""
+    """What is wrong with algorithm, objective, critic and capture together."""
     from algs.introspection.method_facts import reads  # imports torch; --help must not
 
     name, method = config.algorithm.name, algorithm.built(config.algorithm)
@@ -37,8 +37,8 @@ def objective_problems(config: RLConfig) -> Iterator[Problem]:
     yield from _corrections(config, read)
     yield from _leash(config.objective)
     yield from _critic(config, has_critic="values" in method.needs())
-    if outside := [step for step in config.replay.steps if not 1 <= step <= config.train.steps]:
-        yield "replay.steps", f"{outside[0]} is not among the run's steps, 1 to {config.train.steps} (train.steps)"
+    if outside := [step for step in config.capture.steps if not 1 <= step <= config.train.steps]:
+        yield "capture.steps", f"{outside[0]} is not among the run's steps, 1 to {config.train.steps} (train.steps)"
 
 
 def objective_warnings(config: RLConfig) -> Iterator[str]:

@@ -64,16 +64,16 @@ def schedule_problems(config: RLConfig) -> Iterator[Problem]:
             "drain finishes responses before weights come, and with schedule.pause_while_training the engine stands still "
             "then; use recompute or abort",
         )
-    if (schedule.reuse_share > 0) != (schedule.reuse_versions > 0):
+    if (schedule.replay_buffer_share > 0) != (schedule.replay_buffer_versions > 0):
         yield (
-            "schedule.reuse_share",
-            f"schedule.reuse_versions {schedule.reuse_versions} and schedule.reuse_share {schedule.reuse_share:g} go "
+            "schedule.replay_buffer_share",
+            f"schedule.replay_buffer_versions {schedule.replay_buffer_versions} and schedule.replay_buffer_share {schedule.replay_buffer_share:g} go "
             "together: both above 0, or neither",
         )
-    elif schedule.reuse_share > 0 and not 0 < schedule.reused_groups(prompts) < prompts:
+    elif schedule.replay_buffer_share > 0 and not 0 < schedule.reused_groups(prompts) < prompts:
         yield (
-            "schedule.reuse_share",
-            f"{schedule.reuse_share:g} of rollout.prompts_per_step {prompts} is {schedule.reused_groups(prompts)} "
+            "schedule.replay_buffer_share",
+            f"{schedule.replay_buffer_share:g} of rollout.prompts_per_step {prompts} is {schedule.reused_groups(prompts)} "
             f"groups; it must be at least 1 and leave at least 1 fresh one",
         )
 

@@ -128,7 +128,7 @@ METRICS: dict[str, Metric] = {
     ),
     "train/skipped_updates": Metric(
         "updates",
-        "Updates skipped on all ranks because a reward, advantage, loss or gradient was Inf or NaN; each is kept in replay/.",
+        "Updates skipped on all ranks because a reward, advantage, loss or gradient was Inf or NaN; each is kept in captured_steps/.",
         "Skipped updates",
     ),
     "train/staleness_mean": Metric(

@@ -16,7 +16,7 @@ from orchestration.cluster.gpu_bundles import placed
 from orchestration.cluster.ray_session import started_ray
 from orchestration.cluster.watchdog import START_SECONDS, TrainerLost, Watch
 from orchestration.engines.pool import EnginePool
-from orchestration.run.directory import RunDirectory
+from orchestration.run.directory import CAPTURED_STEPS, RunDirectory
 from orchestration.trainer.ranks import TrainerRanks
 from orchestration.trainer.settings import TrainerSettings
 
@@ -89,7 +89,7 @@ def trainer_settings(config: RLConfig, run: RunDirectory) -> TrainerSettings:
         critic=config.critic,
         lora=config.lora,
         merged_checkpoints=config.checkpoint.merged,
-        capture_folder=str((run.path / "replay").resolve()),
-        capture_steps=tuple(config.replay.steps),
-        capture_keep=config.replay.keep,
+        capture_folder=str((run.path / CAPTURED_STEPS).resolve()),
+        capture_steps=tuple(config.capture.steps),
+        capture_keep=config.capture.keep,
     )

@@ -75,7 +75,7 @@ class RolloutQueue:
         self.rollouts, self.sampler, self.sampling, self.note = rollouts, sampler, sampling, note
         self.filters = filters_of(rollout.filters)
         prompts = rollout.prompts_per_step
-        self.reuse = ReuseBuffer(schedule.reuse_versions, schedule.reused_groups(prompts), config.run.seed)
+        self.reuse = ReuseBuffer(schedule.replay_buffer_versions, schedule.reused_groups(prompts), config.run.seed)
         objective = TokenObjective(method_for(config), config.objective)
         self._drops_silent = drops_silent(objective, config.train)
         self._in_training: tuple[int, list[Group]] = (0, [])  # version and fresh groups of the batch taken last

@@ -25,6 +25,7 @@ from records.rollout import Trajectory
 
 CONFIG, ENVIRONMENT, METRICS_FILE, REPORT = "config.yaml", "environment.json", "metrics.jsonl", "report.html"
 LOGS, CHECKPOINTS = "logs", "checkpoints"
+CAPTURED_STEPS = "captured_steps"  # updates kept whole for the step debugger
 FIRST_RANK_SECONDS = 600  # it may be tokenising its data still
 RESUME = "resume"  # folder in a checkpoint: what a resumed run needs, see orchestration/run/resume.py
 LOCK = ".lock"

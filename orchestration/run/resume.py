@@ -19,6 +19,7 @@ from configs.reading.load import ConfigError, load, run_directory, to_yaml
 from orchestration.metrics.step_clock import due
 from orchestration.run.atomic_files import write_atomically
 from orchestration.run.directory import (
+    CAPTURED_STEPS,
     CONFIG,
     ENVIRONMENT,
     METRICS_FILE,
@@ -39,7 +40,7 @@ DRIVER_FILE, TRAINER_FOLDER, REUSE_FILE = "driver.json", "trainer", "reuse.pickl
 # What may differ between the run and its resumption: where things are, how often something is kept or looked at, and the way
 # that the same weights take.
 FREE_KEYS = (
-    "run.name", "run.dir", "checkpoint", "failures", "replay", "sync", "eval.every", "data.cache_dir",
+    "run.name", "run.dir", "checkpoint", "failures", "capture", "sync", "eval.every", "data.cache_dir",
     "objective.reference_cache_dir",
 )  # fmt: skip
 MACHINE = ("packages", "cpus", "gpus")  # of environment.json: what sums may be rounded differently by
@@ -102,7 +103,7 @@ def way_on(run: RunDirectory) -> str:
 
 
 def go_back(run: RunDirectory, checkpoint: Path, config: RLConfig | SLConfig) -> DriverState:
-    """Bring the run directory to what it was after the checkpoint's step: later metrics, samples and replays go away. The
+    """Bring the run directory to what it was after the checkpoint's step: later metrics, samples and captured steps go away. The
     step's line is there afterwards, unless the step is still to be judged."""
     state = DriverState.read(checkpoint)
     if _forget_after(run, state.step) < state.step and not owes_evaluation(run, state, config):
@@ -134,7 +135,7 @@ def _forget_after(run: RunDirectory, last: int) -> int:
         for step in sample_steps(run.path, heldout):
             if step > last:
                 samples_path(run.path, step, heldout).unlink()
-    for folder in (run.path / "replay").glob("step_*_update_*"):
+    for folder in (run.path / CAPTURED_STEPS).glob("step_*_update_*"):
         if int(folder.name.split("_")[1]) > last:
             shutil.rmtree(folder)
     return json.loads(kept[-1])["step"] if kept else -1
@@ -160,7 +161,14 @@ def opened_to_resume(config: RLConfig | SLConfig, ranks: int) -> RunDirectory:
             "to it" if found else
             f"--resume: {path} has no checkpoint to go on from; remove it and begin anew, with checkpoint.every set"
         )  # fmt: skip
-    changed = changed_keys(load(path / CONFIG, type(config)), config)
+    try:
+        before = load(path / CONFIG, type(config))
+    except ConfigError as error:
+        raise ConfigError(
+            f"--resume: this version does not accept the run's own configuration: {error}\nSet this right in {path / CONFIG}, or "
+            f"begin a new run with model.path={run.resumed_from}"
+        ) from error
+    changed = changed_keys(before, config)
     if changed:
         raise ConfigError(
             f"--resume: the configuration differs from {path / CONFIG} in {', '.join(changed)}, which changes the numbers; set "

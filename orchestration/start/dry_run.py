@@ -170,8 +170,8 @@ def schedule_row(config: RLConfig) -> str:
     """When generation and training run, and how old a token may be."""
     schedule, prompts = config.schedule, config.rollout.prompts_per_step
     reused = (
-        f"; {schedule.reuse_share:.0%} of a batch reused for {schedule.reuse_versions} versions"
-        if schedule.reuse_share
+        f"; {schedule.replay_buffer_share:.0%} of a batch reused for {schedule.replay_buffer_versions} versions"
+        if schedule.replay_buffer_share
         else ""
     )
     if schedule.mode == "sync":

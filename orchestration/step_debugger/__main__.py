@@ -1,12 +1,13 @@
 """A microscope for one optimizer step: runs a saved one again, offline, and shows what every token did to it.
 
-    python -m orchestration.step_debugger runs/grpo/replay                       what was saved
-    python -m orchestration.step_debugger runs/grpo/replay/step_000412_update_0  the step again, and its tokens by share
+    python -m orchestration.step_debugger runs/grpo                   what was saved
+    python -m orchestration.step_debugger runs/grpo/captured_steps/step_000412_update_0
+                                                                      the step again, and its tokens by share
         --sort ratio --top 50 --html step.html                            other tokens; all of them as a page
         --algorithm cispo --set ratio_cap=2                               the same batch under another method
         --breakpoint                                                      step through the loss in the debugger
 
-A run saves the steps named in `replay.steps` of its configuration, and every update that was skipped because something in
+A run saves the steps named in `capture.steps` of its configuration, and every update that was skipped because something in
 it was not finite. One process is enough, whatever the run's ranks. See docs/running/STEP_DEBUGGER.md.
 
 Exit codes: 0 done, 1 the step should be bit-equal to the live one and is not, 2 a mistake in what was given.
@@ -59,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="columns:\n" + "\n".join(f"  {name:<17} {text}" for name, text in COLUMNS.items()),
     )
     add = found.add_argument
-    add("path", type=Path, help="a saved step; or a run, or its replay folder, to list what is there")
+    add("path", type=Path, help="a saved step; or a run, or its folder captured_steps, to list what is there")
     add("--sort", metavar="COLUMN", help="largest first (default: share; with --algorithm, change and then share)")
     add("--ascending", action="store_true", help="smallest first")
     add("--top", type=int, default=20, metavar="N", help="tokens to print (default: 20)")
@@ -91,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def list_saved(folder: Path, console: Console) -> None:
-    """Print what is saved in a replay folder or run. Raises ValueError when nothing is."""
+    """Print what is saved in a run or in its folder captured_steps. Raises ValueError when nothing is."""
     found = captured_steps(folder)
     if not found:
         load_captured_step(folder)  # refuses it, saying what a saved step is

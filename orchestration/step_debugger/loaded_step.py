@@ -5,19 +5,15 @@ from __future__ import annotations
 import pickle
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from algs.method import PolicyMethod
 from data_feeds.packing import MicroBatch
 from orchestration.metrics.tally import Tally
-from orchestration.trainer.settings import TrainerSettings
-
-if TYPE_CHECKING:
-    pass
-
+from orchestration.run.directory import CAPTURED_STEPS
 from orchestration.trainer.captured_step import CapturedStep
+from orchestration.trainer.settings import TrainerSettings
 
 
 @dataclass(frozen=True)
@@ -60,7 +56,8 @@ def load_captured_step(folder: Path) -> LoadedStep:
     """
     if not (folder / "rank_0.pkl").is_file():
         raise ValueError(
-            f"{folder} holds no saved step (rank_0.pkl is missing); give one such as runs/grpo/replay/step_000412_update_0"
+            f"{folder} holds no saved step (rank_0.pkl is missing); give one such as "
+            "runs/grpo/captured_steps/step_000412_update_0"
         )
     found = [_read(folder / "rank_0.pkl")]
     for rank in range(1, found[0][0].ranks):
@@ -81,13 +78,13 @@ def _read(file: Path) -> tuple[CapturedStep, Tally, str]:
                 getattr(record, item.name)
     except (AttributeError, ImportError) as error:
         raise ValueError(
-            f"{file} does not fit this version of the code ({error}); replay it with the version that saved it, which the "
+            f"{file} does not fit this version of the code ({error}); run it again with the version that saved it, which the "
             "run's environment.json names"
         ) from error
     return step, live, reason
 
 
 def captured_steps(folder: Path) -> list[Path]:
-    """The saved steps in a replay folder, or in the replay folder of a run; oldest first."""
-    inside = folder / "replay" if (folder / "replay").is_dir() else folder
+    """The steps in a folder of captured steps, or in that folder of a run; oldest first."""
+    inside = folder / CAPTURED_STEPS if (folder / CAPTURED_STEPS).is_dir() else folder
     return sorted(path.parent for path in inside.glob("step_*_update_*/rank_0.pkl"))

@@ -20,7 +20,7 @@ from orchestration.cluster.launcher_rank import is_first_rank, join_ranks
 from orchestration.metrics.step_clock import StepClock, due
 from orchestration.metrics.tally import Tally
 from orchestration.run.console import Console
-from orchestration.run.directory import RunDirectory, checkpoints, read_metrics
+from orchestration.run.directory import CAPTURED_STEPS, RunDirectory, checkpoints, read_metrics
 from orchestration.run.logs import captured_output
 from orchestration.run.nonfinite import NonFiniteError, not_finite_message, skipped_warning
 from orchestration.run.resume import DriverState, trainer_folder
@@ -212,7 +212,7 @@ def trainer_settings(config: SLConfig, checked: SLChecked, run: RunDirectory) ->
         critic=Critic(kind="shared"),
         lora=config.lora,
         merged_checkpoints=config.checkpoint.merged,
-        capture_folder=str((run.path / "replay").resolve()),
-        capture_steps=tuple(config.replay.steps),
-        capture_keep=config.replay.keep,
+        capture_folder=str((run.path / CAPTURED_STEPS).resolve()),
+        capture_steps=tuple(config.capture.steps),
+        capture_keep=config.capture.keep,
     )

@@ -26,6 +26,6 @@ class TrainerSettings:
     critic: Critic = field(default_factory=Critic)
     lora: Lora | None = None  # None: every weight is trained
     merged_checkpoints: bool = False
-    capture_folder: str = "replay"  # where steps are kept whole
+    capture_folder: str = "captured_steps"  # where steps are kept whole
     capture_steps: tuple[int, ...] = ()
     capture_keep: int = 2

@@ -81,8 +81,8 @@ def test_a_reward_that_is_nan_once_costs_one_step(stack: SharedStack, user_folde
     assert [row["train/skipped_updates"] for row in done.rows[1:]] == [0, 1, 0]
     moved = [after != before for before, after in zip(done.weights, done.weights[1:], strict=False)]
     assert moved == [True, False, True]
-    assert [path.name for path in (done.path / "replay").iterdir()] == ["step_000002_update_0"]
-    kept = {path.name for path in (done.path / "replay" / "step_000002_update_0").iterdir()}
+    assert [path.name for path in (done.path / "captured_steps").iterdir()] == ["step_000002_update_0"]
+    kept = {path.name for path in (done.path / "captured_steps" / "step_000002_update_0").iterdir()}
     assert {"rank_0.pkl", "rank_1.pkl", "policy"} <= kept
     assert [s["reward"] for s in read_samples(done.path, 2)].count("NaN") == 8
 
@@ -95,7 +95,7 @@ def test_a_reward_that_is_always_nan_stops_the_run(stack: SharedStack, user_fold
     assert str(checkpoint) in str(done.error) and "orchestration.step_debugger" in str(done.error)
     assert checkpoint.name == "step_000002"  # two updates a step
     assert len(read_samples(done.path, 2)) == 32
-    assert len(list((done.path / "replay").iterdir())) == done.config.replay.keep
+    assert len(list((done.path / "captured_steps").iterdir())) == done.config.capture.keep
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     kept, given = (AutoModelForCausalLM.from_pretrained(path) for path in (checkpoint, done.config.model.path))

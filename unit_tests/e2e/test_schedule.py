@@ -66,7 +66,7 @@ def test_partial_rollouts_on_shared_devices(stack: SharedStack) -> None:
 
 
 def test_groups_are_reused_as_often_as_the_configuration_says(stack: SharedStack) -> None:
-    done = stack.run({"schedule": {"reuse_versions": 1, "reuse_share": 0.25}, "train": TRAIN})
+    done = stack.run({"schedule": {"replay_buffer_versions": 1, "replay_buffer_share": 0.25}, "train": TRAIN})
     assert [len(groups_of(done, step)) for step in range(1, 5)] == [6] * 4, "a quarter of eight is not generated"
     assert all(row["schedule/reused_share"] == 0.25 for row in done.rows[2:])
     assert all(row["train/staleness_max"] == 1 for row in done.rows[2:])

@@ -15,6 +15,7 @@ from configs.blocks.supervised import SLConfig, sl_warnings
 from configs.reading import yaml_text
 from configs.reading.files import read_job
 from configs.reading.load import ConfigError, load, method_for, run_directory, to_yaml
+from configs.reading.renamed import RENAMED_KEYS
 from configs.rules.rl import warnings_for
 from plugins.methods import listed
 
@@ -91,6 +92,11 @@ def test_unknown_keys_name_the_nearest(minimal: Path) -> None:
     ):
         assert expected in text
     assert "8 problems" in text
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED_KEYS.items())
+def test_a_key_of_an_earlier_version_is_refused_with_its_new_name(minimal: Path, old: str, new: str) -> None:
+    assert message(minimal, f"{old}=1").endswith(f"{old}: is now called {new}; rename the key (from the command line)")
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,9 @@ def corrections(found: RLConfig) -> list[str]:
 def test_old_tokens_are_weighed_by_default() -> None:
     assert corrections(config()) == []
     assert corrections(config("schedule.mode=overlap")) == ["token_truncate"]
-    assert corrections(config("schedule.reuse_versions=1", "schedule.reuse_share=0.25")) == ["token_truncate"]
+    assert corrections(config("schedule.replay_buffer_versions=1", "schedule.replay_buffer_share=0.25")) == [
+        "token_truncate"
+    ]
 
 
 @pytest.mark.parametrize("method", ["p3o", "aipo", "decoupled_ppo"])
@@ -40,7 +42,7 @@ def test_what_the_user_says_about_corrections_stays() -> None:
 
 
 OVERLAP = ["schedule.mode=overlap"]
-REUSE = ["schedule.reuse_versions=2", "schedule.reuse_share=0.25"]
+REUSE = ["schedule.replay_buffer_versions=2", "schedule.replay_buffer_share=0.25"]
 LEARN_FROM_REWARDS = [name for name, entry in listed().items() if entry.has_advantages]
 
 
@@ -95,10 +97,13 @@ def test_the_written_configuration_reads_back_alike(tmp_path) -> None:
     ("settings", "says"),
     [
         (["schedule.over_issue=2"], "2 batches ahead would be older than schedule.max_staleness 1"),
-        (["schedule.reuse_share=0.5"], "go together: both above 0, or neither"),
-        (["schedule.reuse_versions=2"], "go together: both above 0, or neither"),
-        (["schedule.reuse_versions=1", "schedule.reuse_share=0.01"], "is 0 groups; it must be at least 1"),
-        (["schedule.reuse_versions=1", "schedule.reuse_share=0.99"], "is 16 groups"),
+        (["schedule.replay_buffer_share=0.5"], "go together: both above 0, or neither"),
+        (["schedule.replay_buffer_versions=2"], "go together: both above 0, or neither"),
+        (
+            ["schedule.replay_buffer_versions=1", "schedule.replay_buffer_share=0.01"],
+            "is 0 groups; it must be at least 1",
+        ),
+        (["schedule.replay_buffer_versions=1", "schedule.replay_buffer_share=0.99"], "is 16 groups"),
         (["schedule.mode=overlap", "schedule.pause_while_training=true", "schedule.in_flight=drain"], "stands still"),
         (
             ["schedule.max_staleness=0"],

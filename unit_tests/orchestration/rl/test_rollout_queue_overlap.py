@@ -83,7 +83,7 @@ def test_unfinished_prompts_are_asked_first_after_a_restart() -> None:
     assert others.prompt_ids[0][:4] == waiting and len(set(others.prompt_ids[0])) == 8
 
 
-REUSE = {"reuse_versions": 1, "reuse_share": 0.5}
+REUSE = {"replay_buffer_versions": 1, "replay_buffer_share": 0.5}
 
 
 def test_reused_groups_are_part_of_the_batch_and_not_of_what_was_generated() -> None:

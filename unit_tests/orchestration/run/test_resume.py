@@ -179,7 +179,7 @@ def made_run(jobs: Path, tmp_path: Path, steps: int = 4, *overrides: str) -> tup
         run.write_metrics(step, {"train/loss": step / 8})
         run.write_samples(step, [])
         run.write_samples(step, [], heldout=True)
-        (run.path / "replay" / f"step_{step:06d}_update_0").mkdir(parents=True)
+        (run.path / "captured_steps" / f"step_{step:06d}_update_0").mkdir(parents=True)
     return run, config
 
 
@@ -191,7 +191,7 @@ def test_the_run_directory_goes_back_to_its_checkpoint(jobs, tmp_path):
     assert state.step == 2
     assert read_metrics(run.path) == [{"step": n, "train/loss": n / 8} for n in range(3)]
     assert sample_steps(run.path) == sample_steps(run.path, heldout=True) == [0, 1, 2]
-    assert sorted(path.name for path in (run.path / "replay").iterdir()) == [
+    assert sorted(path.name for path in (run.path / "captured_steps").iterdir()) == [
         f"step_00000{n}_update_0" for n in range(3)
     ]
     assert read_samples(run.path, 2) == []
@@ -264,6 +264,16 @@ def test_what_would_change_the_numbers_is_refused_by_name(jobs, tmp_path):
     assert "was written by 1 trainer rank(s), now there are 2; use 1" in said
     longer = load(jobs / "sft.yaml", SLConfig, ["train.steps=99"], str(run.path))
     assert "in train.steps," in refused(run, longer), "the learning rate would have been another all along"
+
+
+def test_a_run_of_an_earlier_version_is_refused_with_what_to_change(jobs, tmp_path):
+    run, config = made_run(jobs, tmp_path)
+    file = run.path / "config.yaml"
+    file.write_text(file.read_text().replace("capture:", "replay:"))
+    said = refused(run, config)
+    assert "this version does not accept the run's own configuration" in said
+    assert f"{file}: replay: is now called capture; rename the key (line " in said
+    assert f"begin a new run with model.path={run.path / 'checkpoints/step_000002'}" in said
 
 
 def test_a_longer_run_at_a_constant_rate_is_the_same_run(jobs, tmp_path):

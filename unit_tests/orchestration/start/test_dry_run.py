@@ -92,10 +92,13 @@ def test_placement() -> None:
             "at most 7 groups under way",
         ),
         (
-            ["schedule.mode=overlap", "schedule.reuse_versions=2", "schedule.reuse_share=0.25"],
+            ["schedule.mode=overlap", "schedule.replay_buffer_versions=2", "schedule.replay_buffer_share=0.25"],
             "at most 24 groups under way",
         ),
-        (["schedule.reuse_versions=2", "schedule.reuse_share=0.25"], "25% of a batch reused for 2 versions"),
+        (
+            ["schedule.replay_buffer_versions=2", "schedule.replay_buffer_share=0.25"],
+            "25% of a batch reused for 2 versions",
+        ),
     ],
 )
 def test_the_plan_says_when_both_sides_work(settings: list[str], says: str) -> None:

@@ -57,7 +57,7 @@ def packed(ranks: int) -> list:
 
 
 def step_of(folder: Path, case: str, update: int = 1) -> Path:
-    return folder / case / "replay" / f"step_{STEP:06d}_update_{update}"
+    return folder / case / "captured_steps" / f"step_{STEP:06d}_update_{update}"
 
 
 def changed_copy(folder: Path, case: str, name: str, change) -> Path:

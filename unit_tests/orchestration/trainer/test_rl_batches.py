@@ -217,7 +217,7 @@ def test_ages_are_of_the_tokens_in_the_forward_pass_by_one_definition():
             t.versions = np.array(versions, np.int32)
     for t in groups[2].trajectories:
         t.is_action = np.array([False, True, True, True])  # an observation has no age
-    schedule = Schedule(mode="overlap", max_staleness=2, reuse_versions=1, reuse_share=0.25)
+    schedule = Schedule(mode="overlap", max_staleness=2, replay_buffer_versions=1, replay_buffer_share=0.25)
     made = config(updates_per_step=2).model_copy(update={"schedule": schedule})
     _, tally = prepare_updates(groups, GRPO(GRPO.Params()), made, 5, zeros_recomputed)
     means = tally.means()
