@@ -1,1 +1,1 @@
-"""Machines and processes: devices, cores, Ray, heartbeats, the watchdog."""
+"""This room holds what concerns machines and processes: devices, cores, Ray, heartbeats and the watchdog."""

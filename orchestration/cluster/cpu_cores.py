@@ -1,5 +1,7 @@
-"""Which CPU cores trainer ranks and engines get. Everybody's threads on everybody's cores at the same time would cost both
-sides most of their speed."""
+"""Share out the CPU cores between trainer ranks and engines.
+
+When the threads of both sides run on the same cores at the same time, both lose most of their speed.
+"""
 
 from __future__ import annotations
 
@@ -16,23 +18,25 @@ from orchestration.cluster.devices import DeviceSpec
 
 @dataclass(frozen=True)
 class CorePlan:
-    """Threads and cores of every process. A core is meant by its position among those that the process may use."""
+    """The threads and cores of every process. A core is given by its position among those that the process may use."""
 
     together: bool  # trainer and engines work at the same time, each side on cores of its own
-    trainer_threads: int  # of a rank
-    engine_threads: int  # of an engine's process; a tensor-parallel engine has several
-    trainer_cores: tuple[tuple[int, ...], ...]  # that each rank is bound to; () is not bound
-    engine_cores: tuple[tuple[int, ...], ...]  # that each engine is bound to; () is not bound
+    trainer_threads: int  # per rank
+    engine_threads: int  # per process of an engine; a tensor-parallel engine has several
+    trainer_cores: tuple[tuple[int, ...], ...]  # per rank, the cores it is bound to; () means not bound
+    engine_cores: tuple[tuple[int, ...], ...]  # per engine, the cores it is bound to; () means not bound
 
 
 def core_plan(config: RLConfig | EvalConfig, device: DeviceSpec) -> CorePlan:
     """Share out the cores of `device`.
 
-    In turn, both sides use all cores. At the same time on a CPU, every rank and every engine process gets equally many,
-    and the trainer what is left over; where there are fewer cores than processes, each runs one thread.
+    When trainer and engines work in turn, both use all cores. When they work at the same time on a CPU, every rank and
+    every engine process gets equally many, and the trainer gets the rest; with fewer cores than processes, each process
+    runs one thread.
 
     Raises:
-        ValueError: placement.trainer_cores and engine_cores do not fit, or there is nothing to bind.
+        ValueError: placement.trainer_cores and engine_cores do not fit, there are too few cores to bind, or one of
+            these keys is set on GPUs.
     """
     if not isinstance(config, RLConfig):
         processes = config.engines * config.tensor_parallel_size
@@ -51,11 +55,11 @@ def core_plan(config: RLConfig | EvalConfig, device: DeviceSpec) -> CorePlan:
     if together and placement.bind_cores:
         if ranks + processes > device.cores:
             raise ValueError(
-                f"placement.bind_cores: {ranks} ranks and {processes} engine processes on {device.cores} cores cannot have "
-                "cores of their own; leave it out, or lower train.ranks or rollout.engines"
+                f"placement.bind_cores: {ranks} ranks and {processes} engine processes on {device.cores} cores cannot "
+                "have cores of their own; leave it out, or lower train.ranks or rollout.engines"
             )
-        trainer_cores = _dealt(range(for_trainer), ranks)
-        engine_cores = _dealt(range(for_trainer, for_trainer + for_engines), engines)
+        trainer_cores = _split_evenly(range(for_trainer), ranks)
+        engine_cores = _split_evenly(range(for_trainer, for_trainer + for_engines), engines)
     return CorePlan(
         together=together,
         trainer_threads=config.train.threads_per_rank or max(1, for_trainer // ranks),
@@ -66,13 +70,14 @@ def core_plan(config: RLConfig | EvalConfig, device: DeviceSpec) -> CorePlan:
 
 
 def _shares(config: RLConfig, cores: int, ranks: int, processes: int, together: bool) -> tuple[int, int]:
-    """Cores of the trainer and of the engines; at least one for each process, also where there are too few."""
+    """Return the number of cores of the trainer and of the engines: at least one per process, even with too few."""
     trainer, engines = config.placement.trainer_cores, config.placement.engine_cores
     if not together:
         trainer, engines = trainer or cores, engines or cores
         if max(trainer, engines) > cores:
             raise ValueError(
-                f"placement: trainer_cores {trainer} and engine_cores {engines} must each be at most the {cores} cores there are"
+                f"placement: trainer_cores {trainer} and engine_cores {engines} must each be at most the {cores} cores "
+                "there are"
             )
         return trainer, engines
     if trainer is None and engines is None:
@@ -82,14 +87,15 @@ def _shares(config: RLConfig, cores: int, ranks: int, processes: int, together: 
     engines = engines if engines is not None else cores - trainer
     if trainer < ranks or engines < processes or trainer + engines > cores:
         raise ValueError(
-            f"placement: {trainer} cores for {ranks} ranks and {engines} for {processes} engine processes at the same time, "
-            f"of {cores}; change trainer_cores and engine_cores (empty: shared out)"
+            f"placement: {trainer} cores for {ranks} ranks and {engines} for {processes} engine processes at the same "
+            f"time do not fit {cores} cores; change trainer_cores and engine_cores, or leave both empty to have the "
+            "cores shared out"
         )
     return trainer, engines
 
 
 def core_warnings(config: RLConfig, device: DeviceSpec) -> list[str]:
-    """What to say about more threads than cores of a CPU."""
+    """Return the warning, if any, that there are more threads than cores."""
     plan, train, rollout = core_plan(config, device), config.train, config.rollout
     by_trainer = train.ranks * plan.trainer_threads
     by_engines = rollout.engines * rollout.tensor_parallel_size * plan.engine_threads
@@ -100,33 +106,36 @@ def core_warnings(config: RLConfig, device: DeviceSpec) -> list[str]:
         ]
     if plan.together and by_trainer + by_engines > device.cores:
         return [
-            f"schedule.mode: {by_trainer} thread(s) of trainer ranks and {by_engines} of engines work at the same time on "
-            f"{device.cores} cores and slow each other down; lower train.ranks, train.threads_per_rank or rollout.engines"
+            f"schedule.mode: {by_trainer} thread(s) of trainer ranks and {by_engines} of engines work at the same time "
+            f"on {device.cores} cores and slow each other down; lower train.ranks, train.threads_per_rank or "
+            "rollout.engines"
         ]
     return []
 
 
-def _dealt(cores: range, parts: int) -> tuple[tuple[int, ...], ...]:
-    """Neighbouring cores stay together; sizes differ by at most one."""
+def _split_evenly(cores: range, parts: int) -> tuple[tuple[int, ...], ...]:
+    """Split the cores into runs of neighbours whose sizes differ by at most one."""
     bounds = [len(cores) * i // parts for i in range(parts + 1)]
     return tuple(tuple(cores[low:high]) for low, high in itertools.pairwise(bounds))
 
 
 def bind_to(positions: Sequence[int]) -> None:
-    """Pin every thread of this process, and what it starts from now on, to these of the cores it may use; none: leave it.
+    """Pin every thread of this process, and whatever it starts later, to the cores at these positions among its own.
+
+    Empty `positions` change nothing.
 
     Raises:
-        ValueError: this process may use fewer cores than the machine the plan was made on.
+        ValueError: this process may use fewer cores than the machine on which the plan was made.
     """
     if not positions:
         return
     usable = sorted(os.sched_getaffinity(0))
     if max(positions) >= len(usable):
         raise ValueError(
-            f"placement.bind_cores: core {max(positions)} of {len(usable)} on {os.uname().nodename}; machines of one job must "
-            "have equally many cores, or leave bind_cores out"
+            f"placement.bind_cores: core {max(positions)} is wanted, but {os.uname().nodename} has {len(usable)} cores "
+            "for this process; use machines with equally many cores, or leave bind_cores out"
         )
     chosen = {usable[position] for position in positions}
     for thread in os.listdir("/proc/self/task"):
-        with suppress(ProcessLookupError):  # a thread that ended meanwhile
+        with suppress(ProcessLookupError):  # the thread may have ended meanwhile
             os.sched_setaffinity(int(thread), chosen)

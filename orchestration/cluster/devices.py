@@ -1,4 +1,4 @@
-"""The one place that decides what runs where: device, collective backend, attention implementation, threads."""
+"""Decide what runs where: device, collective backend, attention function, environment of a trainer process."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 from configs.blocks.placement import Placement
 
-# Names under which orchestration/model/packed_attention.py registers its functions.
+# orchestration/model/packed_attention.py registers its functions under these names.
 BUCKETS = "feynrl_buckets"
 FLEX = "feynrl_flex"
-ENGINE_MEMORY_SHARE = 0.5  # of a GPU that an engine shares with a trainer rank
-HELD_PORTS: list[socket.socket] = []  # for the life of this process
+ENGINE_MEMORY_SHARE = 0.5  # the engine's part of a GPU that it shares with a trainer rank
+HELD_PORTS: list[socket.socket] = []  # they stay bound for the life of this process
 
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """What this machine offers and what follows from it."""
+    """What this machine offers, and what follows from it."""
 
     device: str  # "cpu" or "cuda"
     backend: str  # collectives between trainer ranks: "gloo" or "nccl"
@@ -30,16 +30,16 @@ class DeviceSpec:
 def resolve(device: str = "auto", attention: str | None = None) -> DeviceSpec:
     """Turn the configured device ("auto", "cpu", "cuda") into what to use on this machine.
 
-    `attention` overrides the device's own choice: feynrl_flex (compiled, CUDA) or feynrl_buckets (everywhere).
+    `attention` overrides the device's own choice: feynrl_flex (compiled, CUDA only) or feynrl_buckets (everywhere).
 
     Raises:
-        ValueError: "cuda" on a machine without a GPU, or a name that is none of the above.
+        ValueError: `device` or `attention` is none of these names, or "cuda" is asked for and there is no GPU.
     """
     if device not in ("auto", "cpu", "cuda"):
         raise ValueError(f"model.device '{device}' is not one of auto, cpu, cuda")
     if attention not in (None, BUCKETS, FLEX):
         raise ValueError(f"attention '{attention}' is not one of {BUCKETS}, {FLEX}")
-    import torch  # late: the environment below has to be set before torch is imported
+    import torch  # late: the environment of `environment_for_trainer` must be set before torch is imported
 
     gpus = torch.cuda.device_count()
     if device == "cuda" and not gpus and "RAY_ADDRESS" not in os.environ:  # a cluster's GPUs may be on other machines
@@ -51,11 +51,13 @@ def resolve(device: str = "auto", attention: str | None = None) -> DeviceSpec:
 
 
 def shares_gpus(ranks: int, engines: int, devices_per_engine: int, gpus: int, colocate: bool | None = None) -> bool:
-    """Whether rank i and engine i are on one GPU, in turn: always (colocate true), never (false), or when there are too few
-    for one each (None).
+    """Return whether rank i and engine i share GPU i and work in turn.
+
+    With `colocate` true they share, with false they do not, and with None they share when there are too few GPUs for
+    one each.
 
     Raises:
-        ValueError: the GPUs do not do, or an engine of several devices would have to share.
+        ValueError: there are too few GPUs, or an engine of several devices would have to share.
     """
     wanted, shared = ranks + engines * devices_per_engine, max(ranks, engines)
     if not colocate and wanted <= gpus:
@@ -64,26 +66,31 @@ def shares_gpus(ranks: int, engines: int, devices_per_engine: int, gpus: int, co
         return True
     if colocate is False:
         raise ValueError(
-            f"train.ranks {ranks} and {engines} engines x {devices_per_engine} devices need {wanted} GPUs of their own, since "
-            "trainer and engines work at the same time or placement.colocate is false; there are "
-            f"{gpus}. With schedule.pause_while_training (or schedule.mode sync) and placement.colocate empty they share"
+            f"train.ranks {ranks} and {engines} engines x {devices_per_engine} devices need {wanted} GPUs of their own "
+            "because trainer and engines work at the same time or placement.colocate is false; there are "
+            f"{gpus}. To let them share GPUs, leave placement.colocate empty and set schedule.pause_while_training "
+            "(or schedule.mode sync)"
         )
     raise ValueError(
-        f"train.ranks {ranks} and {engines} engines x {devices_per_engine} devices need {wanted} GPUs, or "
-        f"{shared} shared by a rank and an engine each where tensor_parallel_size is 1; there are {gpus}"
+        f"train.ranks {ranks} and {engines} engines x {devices_per_engine} devices need {wanted} GPUs, or {shared} if "
+        f"a rank and an engine share each, where tensor_parallel_size is 1; there are {gpus}"
     )
 
 
 def shared_engine(placement: Placement, engine: dict[str, Any]) -> dict[str, Any]:
-    """vLLM's arguments of an engine that shares its GPU with a trainer rank: it can sleep, and leaves memory to the rank."""
+    """Return vLLM's arguments for an engine that can sleep and leaves memory to the trainer rank on its GPU.
+
+    The arguments in `engine` win.
+    """
     share = placement.engine_memory_share or ENGINE_MEMORY_SHARE
     return {"enable_sleep_mode": True, "gpu_memory_utilization": share, **engine}
 
 
 def environment_for_trainer(device: str, threads: int) -> dict[str, str]:
-    """Environment of a trainer process; to be set before torch and deepspeed are imported there.
+    """Return the environment of a trainer process. Set it before torch and deepspeed are imported there.
 
-    OpenMP threads sleep while they wait: spinning teams on shared cores slow a step down about eightfold.
+    OpenMP threads sleep while they wait, because threads that spin on shared cores make a step about eight times
+    slower.
     """
     assert threads >= 1, "a process has at least one thread"
     return {
@@ -96,14 +103,13 @@ def environment_for_trainer(device: str, threads: int) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody else gets while this process lives, for a listener that allows address reuse, as
-    those of torch's stores do.
+    """Return a port of this machine that no other process gets while this one lives.
 
-    The port stays bound, without listening: the kernel gives it to no other, neither to one who asks for any free port nor
-    to an outgoing connection. A port that was only probed could be taken before its user listens, seconds later.
+    The port stays bound here without listening, so the kernel gives it neither to a process that wants any free port
+    nor to an outgoing connection. A listener that allows address reuse, as torch's stores do, can still take it.
     """
     holder = socket.socket()
     holder.bind(("", 0))
-    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # after binding, so that the port was nobody's
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # after binding, which refuses a port that is in use
     HELD_PORTS.append(holder)
     return int(holder.getsockname()[1])

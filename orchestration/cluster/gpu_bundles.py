@@ -1,4 +1,4 @@
-"""Which actor gets which devices."""
+"""Reserve GPUs for trainer ranks and engines."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from orchestration.cluster.devices import DeviceSpec, shares_gpus
 
 PLACEMENT_SECONDS = 300  # a cluster may have to start nodes first
-HALF = 0.5  # of a GPU that a rank and an engine share
+HALF = 0.5  # Ray's share of one GPU for a rank or an engine, when the two share it
 
 
 @contextmanager
 def placed(
     device: DeviceSpec, ranks: int, engines: int, devices_per_engine: int, colocate: bool | None = None
 ) -> Iterator[list[dict[str, Any]]]:
-    """Ray options for each trainer rank, then for each engine.
+    """Yield the Ray options of each trainer rank, then of each engine; the devices are reserved inside the block.
 
-    On GPUs every rank and every engine gets a bundle of its own, all of them or none; an engine's devices are on one
-    node. Where they are colocated (see shares_gpus), rank i and engine i have half of bundle i's one GPU each. On CPUs
-    nothing is reserved: orchestration/cluster/cpu_cores.py shares out the cores. Not yet exercised on GPUs.
+    On GPUs every rank and every engine gets a bundle of its own, and an engine's devices are on one node. Where they
+    share GPUs (see `shares_gpus`), rank i and engine i have half of bundle i's one GPU each. On CPUs nothing is
+    reserved: orchestration/cluster/cpu_cores.py shares out the cores.
 
     Raises:
         ValueError: the cluster has too few GPUs.
+        RuntimeError: the GPUs were not free within PLACEMENT_SECONDS.
     """
     if device.device != "cuda":
         yield [{"num_cpus": 0} for _ in range(ranks + engines)]
@@ -39,7 +40,8 @@ def placed(
     try:
         if not group.wait(PLACEMENT_SECONDS):
             raise RuntimeError(
-                f"the cluster did not free {len(sizes)} bundles of {sizes} GPUs within {PLACEMENT_SECONDS} s"
+                f"the cluster did not free {len(sizes)} bundles of {sizes} GPUs within {PLACEMENT_SECONDS} s; "
+                "wait until other jobs have ended, or lower train.ranks or rollout.engines"
             )
         yield [
             {
@@ -54,5 +56,5 @@ def placed(
 
 
 def shares_its_gpu(options: dict[str, Any]) -> bool:
-    """Whether an engine placed by these Ray options has a trainer rank beside it on its GPU."""
+    """Return whether an engine with these Ray options has a trainer rank beside it on its GPU."""
     return options.get("num_gpus") == HALF

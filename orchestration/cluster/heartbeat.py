@@ -1,4 +1,4 @@
-"""An actor's sign of life: what it is doing, and for how long nothing has moved in it."""
+"""The heartbeat of an actor says what the actor is doing, and for how long nothing has moved in it."""
 
 from __future__ import annotations
 
@@ -10,62 +10,63 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-Thing = TypeVar("Thing")
+Item = TypeVar("Item")
 IDLE = "idle"
 
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """One answer to "are you alive?"."""
+    """An actor's answer to the question whether it is alive."""
 
-    phase: str  # what it is doing, in words
-    still_seconds: float  # since something last moved in it
-    count: int  # things that have moved so far
-    pid: int  # also its process group: its children are in it
+    phase: str  # what the actor is doing, in words
+    still_seconds: float  # time since something last moved in it
+    count: int  # how often something has moved so far
+    pid: int  # also the id of its process group, which its children belong to
     node: str  # Ray's id of the machine
     host: str
 
     @property
     def place(self) -> str:
-        """The process, in words."""
+        """Name the process for a message."""
         return f"pid {self.pid} on {self.host}"
 
 
 class Activity:
-    """What a process is doing. One thread sets it, another may read it at any time."""
+    """Keep what a process is doing. One thread sets it; another may read it at any time."""
 
     def __init__(self) -> None:
         self._node = ""
-        self._state = (IDLE, time.monotonic(), 0)  # replaced whole, so that a reader never sees half of a change
+        # (phase, when it last moved, how often it moved). The tuple is replaced whole: no reader sees half of a change.
+        self._state = (IDLE, time.monotonic(), 0)
 
     def enter(self, phase: str) -> None:
-        """Something moved: this is done now."""
+        """Note that something moved, and that `phase` is what is being done now."""
         self._state = (phase, time.monotonic(), self._state[2] + 1)
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """Inside, this is done, or what `enter` says; nothing afterwards, also after an error."""
+        """Enter `phase` for the length of the block, and become idle afterwards, also after an error."""
         self.enter(phase)
         try:
             yield
         finally:
             self.enter(IDLE)
 
-    def moved_by(self, things: Iterator[Thing]) -> Iterator[Thing]:
-        """The same things; each one is something that moved, in the phase that was entered before."""
-        for thing in things:
+    def moved_by(self, items: Iterator[Item]) -> Iterator[Item]:
+        """Pass the items on, and count each of them as something that moved in the present phase."""
+        for item in items:
             self.enter(self._state[0])
-            yield thing
+            yield item
 
     def heartbeat(self) -> Heartbeat:
-        """For actors: how it is now."""
+        """Return the heartbeat of this actor."""
         phase, since, count = self._state
         return self.heartbeat_of(phase, time.monotonic() - since, count)
 
     def heartbeat_of(self, phase: str, still_seconds: float, count: int) -> Heartbeat:
-        """For actors that know by themselves how they are."""
+        """Return the heartbeat of an actor that measures these three numbers itself."""
         if not self._node:
-            import ray  # late: the trainer of a plain process has a pulse, and no Ray
+            import ray  # late: a trainer outside Ray has an Activity too
 
             self._node = ray.get_runtime_context().get_node_id()
         return Heartbeat(phase, still_seconds, count, os.getpid(), self._node, socket.gethostname())

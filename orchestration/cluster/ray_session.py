@@ -1,4 +1,4 @@
-"""Joins the Ray cluster that is named, or starts one on this machine."""
+"""Join the Ray cluster that RAY_ADDRESS names, or start one on this machine."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from typing import Any
 
 import ray
 
-from orchestration.cluster.orphan_reaper import guarded
+from orchestration.cluster.orphan_reaper import orphan_reaper
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @contextmanager
 def started_ray() -> Iterator[None]:
-    """Join the cluster that RAY_ADDRESS names (as `ray job submit` sets it), or start one on this machine; a Ray that
-    was already initialised in this process is used and left alone."""
+    """Join the cluster that RAY_ADDRESS names (`ray job submit` sets it), or start one on this machine, and leave it
+    after.
+
+    A Ray that is already initialised in this process is used and left alone.
+    """
     if ray.is_initialized():
         yield
         return
@@ -36,24 +39,26 @@ def started_ray() -> Iterator[None]:
         runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}},
     )
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, on_sigterm)  # Ray puts its own, which exits with another code and says nothing
+        signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own handler exits with another code and says nothing
     try:
-        with guarded():
+        with orphan_reaper():
             yield
     finally:
         ray.shutdown()
 
 
 def init_ray(**options: Any) -> None:
-    """As ray.init, tried twice: Ray gives its own processes 30 s to start, whatever else the machine has to do, and says so in a
-    plain Exception. What the first attempt left behind ends with this process."""
+    """Call `ray.init`, and once more when Ray's own processes did not start within its 30 s, as on a busy machine.
+
+    Ray reports that as a plain Exception. What the first attempt leaves behind ends with this process.
+    """
     try:
         ray.init(**options)
     except Exception as error:
         if "timed out during startup" not in str(error):
             raise
         logging.getLogger(__name__).warning(
-            "Ray did not start within its 30 s (a busy machine?); it is started once more"
+            "Ray did not start within its 30 s, perhaps because the machine is busy; it is started once more"
         )
         ray.shutdown()
         ray.init(**options)
