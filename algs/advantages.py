@@ -62,17 +62,21 @@ def scale_rl(groups: Groups) -> Tensor:
     return _over_spread(centred, centred.std(correction=0)).to(groups.rewards.dtype)
 
 
-def reinforce_pp(
-    groups: Groups,
-    group_baseline: Annotated[bool, knob("Subtract the group's mean before normalising over the step.")] = False,
-) -> Tensor:
+def reinforce_plus_plus(groups: Groups) -> Tensor:
     """(R - mean) / (std + 1e-8) over all responses of the step, std with n - 1 (REINFORCE++, arXiv 2501.03262). [S]
 
-    With `group_baseline` R is R - mean_g. A step without spread gets 0; with the baseline so does a group of one.
+    A step without spread gets 0.
     """
-    if not group_baseline:
-        return whiten(groups.rewards)
-    centred = _centred(groups)  # whose mean is 0 but for rounding, which must not reach groups without a signal
+    return whiten(groups.rewards)
+
+
+def reinforce_plus_plus_baseline(groups: Groups) -> Tensor:
+    """(R - mean_g) / (std of all R - mean_g of the step + 1e-8), std with n - 1 (REINFORCE++-baseline, arXiv 2501.03262).
+    [S]
+
+    A step without spread, and a group of one, get 0.
+    """
+    centred = _centred(groups)  # its mean is 0 but for rounding, which must not reach groups without a signal
     return torch.where(centred == 0, 0.0, whiten(centred)).to(groups.rewards.dtype)
 
 

@@ -25,7 +25,7 @@ class GRPO(PolicyMethod):
     `objective.kl` (the paper: coef 0.04, k3, in the loss) and off by default, so that no reference model is held; a
     group whose rewards are equal gets exactly 0.
     Relatives: PPO (a critic in place of the group), DrGRPO (no division by std_g or length), DAPO (clips higher,
-    averages over tokens), GSPO (one ratio per response), CISPO (caps the weight, drops no token), SoftClip (a gate in
+    averages over tokens), GSPO (one ratio per response), CISPO (caps the weight, drops no token), SAPO (a gate in
     place of the clip).
     """
 

@@ -25,7 +25,7 @@ class GSPO(PolicyMethod):
     clip bounds than GRPO's, since a mean over tokens varies less. Made for mixture-of-experts models, whose
     single-token ratios are noisy. Both levels have the same gradient when all tokens of a response share one advantage.
     Differs from the paper by: a group whose rewards are equal gets exactly 0.
-    Relatives: GRPO (one ratio per token), DAPO (one per token, averages over all tokens), SoftClip (a gate per token).
+    Relatives: GRPO (one ratio per token), DAPO (one per token, averages over all tokens), SAPO (a gate per token).
     """
 
     class Params(MethodParams):

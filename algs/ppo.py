@@ -24,7 +24,7 @@ class PPO(PolicyMethod):
     Differs from the paper by: separate clip bounds; discount 1 (the paper: 0.99); value clipping and whitening, which
     are the authors' code's; dual clip (arXiv 1912.09729), off by default; the entropy bonus is
     `objective.entropy_coef`.
-    Relatives: GRPO (the group in place of the critic), ReinforcePP (no critic, whitened over the step), DecoupledPPO
+    Relatives: GRPO (the group in place of the critic), ReinforcePlusPlus (no critic, whitened over the step), DecoupledPPO
     (corrects for stale data).
     """
 

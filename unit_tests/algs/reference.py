@@ -145,9 +145,7 @@ def decoupled_ppo(
     return [w * x for w, x in zip(weights, grpo(s, logp, frozen, clip_low, clip_high), strict=True)]
 
 
-def soft_clip(
-    s: Step, logp: Array, frozen: Array, tau_positive: float = 1.0, tau_negative: float = 1.05
-) -> list[float]:
+def sapo(s: Step, logp: Array, frozen: Array, tau_positive: float = 1.0, tau_negative: float = 1.05) -> list[float]:
     out = []
     for r, a in zip(ratios(s, logp), s.advantage, strict=True):
         tau = tau_positive if a > 0 else tau_negative
@@ -208,12 +206,15 @@ def scale_rl_advantage(rewards: Ragged) -> Ragged:
     return divided(centred(rewards), spread(flat(centred(rewards))))
 
 
-def reinforce_pp(rewards: Ragged, group_baseline: bool = False) -> Ragged:
+def reinforce_plus_plus(rewards: Ragged) -> Ragged:
     """Normalised over the batch's responses, with n - 1: the paper leaves both open (its public code takes tokens, n)."""
-    base = centred(rewards) if group_baseline else rewards
-    middle = mean(flat(base))
-    moved = [[v - middle for v in group] for group in base]
+    middle = mean(flat(rewards))
+    moved = [[v - middle for v in group] for group in rewards]
     return divided(moved, spread(flat(moved), 1) if len(flat(moved)) > 1 else 0.0)
+
+
+def reinforce_plus_plus_baseline(rewards: Ragged) -> Ragged:
+    return reinforce_plus_plus(centred(rewards))
 
 
 def gae(

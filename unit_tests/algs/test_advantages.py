@@ -25,7 +25,8 @@ REFERENCES = {
     "rloo": reference.rloo,
     "lite_ppo": reference.lite_ppo,
     "scale_rl": reference.scale_rl_advantage,
-    "reinforce_pp": reference.reinforce_pp,
+    "reinforce_plus_plus": reference.reinforce_plus_plus,
+    "reinforce_plus_plus_baseline": reference.reinforce_plus_plus_baseline,
 }
 DIVIDES_BY_A_GROUP = ("group_mean", "group_zscore", "rloo", "lite_ppo", "scale_rl")
 
@@ -56,9 +57,9 @@ def test_a_step_without_any_spread_gives_exactly_zero(name, rewards):
     assert (getattr(advantages, name)(groups_of(rewards)) == 0).all()
 
 
-def test_reinforce_pp_with_a_group_baseline_gives_a_group_of_one_exactly_zero():
-    """With the group baseline, groups without a contrast get 0 and not the rounding of a mean that should be 0."""
-    found = advantages.reinforce_pp(groups_of([[0.7], [0.1, 0.2, 0.4], [0.3, 0.9], [0.6, 0.6]]), group_baseline=True)
+def test_reinforce_plus_plus_baseline_gives_a_group_of_one_exactly_zero():
+    """Groups without a contrast get 0 and not the rounding of a mean that should be 0."""
+    found = advantages.reinforce_plus_plus_baseline(groups_of([[0.7], [0.1, 0.2, 0.4], [0.3, 0.9], [0.6, 0.6]]))
     assert (found[[0, 6, 7]] == 0).all() and (found[1:6] != 0).all()
 
 

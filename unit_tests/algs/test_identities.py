@@ -22,7 +22,9 @@ from unit_tests.algs.method_checks import (
 
 STEP = random_step([3, 2, 4], [4, 1, 7, 2, 5, 3, 3, 6, 2], np.random.default_rng(3))
 ON_POLICY = dataclasses.replace(STEP, old=STEP.logp, mu=STEP.logp)
-SURROGATES = ["ppo", "grpo", "dr_grpo", "dapo", "reinforce_pp", "lite_ppo", "decoupled_ppo"]
+SURROGATES = [
+    "ppo", "grpo", "dr_grpo", "dapo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "lite_ppo", "decoupled_ppo",
+]  # fmt: skip
 NO_CLIP = {"clip_low": 0.999999, "clip_high": 1e9}
 
 
@@ -50,7 +52,7 @@ def test_rloo_is_group_mean_times_g_over_g_less_one(rewards):
 def test_advantages_ignore_shift_and_scale_of_rewards_as_they_should(rewards, scale, shift):
     """Normalised advantages do not change when all rewards are shifted and scaled; unnormalised ones scale along."""
     plain, moved = groups_of(rewards), groups_of([[scale * r + shift for r in g] for g in rewards])
-    for function in (advantages.group_zscore, advantages.lite_ppo, advantages.scale_rl, advantages.reinforce_pp):
+    for function in (advantages.group_zscore, advantages.lite_ppo, advantages.scale_rl, advantages.reinforce_plus_plus):
         torch.testing.assert_close(function(plain), function(moved), rtol=1e-3, atol=1e-3)
     for function in (advantages.group_mean, advantages.rloo):
         torch.testing.assert_close(scale * function(plain), function(moved), rtol=1e-3, atol=1e-4)
@@ -67,7 +69,9 @@ def test_in_one_group_the_normalised_advantages_are_multiples_of_each_other(rewa
     factor = (len(group) / (len(group) - 1)) ** 0.5
     for function in (advantages.lite_ppo, advantages.scale_rl):
         torch.testing.assert_close(function(groups), factor * advantages.group_zscore(groups), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(advantages.reinforce_pp(groups), advantages.group_zscore(groups), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        advantages.reinforce_plus_plus(groups), advantages.group_zscore(groups), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_rloo_and_reinforce_have_one_loss():
@@ -76,7 +80,7 @@ def test_rloo_and_reinforce_have_one_loss():
     assert (values(make("rloo"), STEP) == values(make("reinforce"), STEP)).all()
 
 
-@pytest.mark.parametrize("name", [*SURROGATES, "cispo", "scale_rl", "aipo", "gspo", "soft_clip", "p3o"])
+@pytest.mark.parametrize("name", [*SURROGATES, "cispo", "scale_rl", "aipo", "gspo", "sapo", "p3o"])
 def test_on_policy_every_method_has_reinforces_gradient(name):
     """At pi = pi_old = mu every ratio is 1 and the gradient is −Â grad log pi: token by token, GSPO over a response."""
     if name == "gspo":
@@ -124,7 +128,7 @@ def test_aipo_is_cispo_with_mu_as_pi_old(step, cap):
 def test_every_symmetric_surrogate_is_grpos(step):
     """PPO's policy loss, Dr. GRPO's, REINFORCE++'s and Lite PPO's are GRPO's; DAPO's too at ε_h 0.2."""
     expected = values(make("grpo"), step)
-    for name in ("ppo", "dr_grpo", "reinforce_pp", "lite_ppo"):
+    for name in ("ppo", "dr_grpo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "lite_ppo"):
         assert (values(make(name), step) == expected).all()
     assert (values(make("dapo", clip_high=0.2), step) == expected).all()
 
@@ -168,9 +172,9 @@ def test_p3o_is_aipo_at_cap_ess_when_mu_is_near():
 
 @pytest.mark.parametrize("tau", [0.3, 1.0, 1.05, 5.0])
 @pytest.mark.parametrize("advantage", [1.0, -1.0, 2.5])
-def test_soft_clips_gate_is_open_at_ratio_one(advantage, tau):
+def test_sapos_gate_is_open_at_ratio_one(advantage, tau):
     """At r = 1 the soft clip's weight is Â whatever the temperature, and it falls on both sides for small changes in 4σ'."""
-    method = make("soft_clip", tau_positive=tau, tau_negative=tau)
+    method = make("sapo", tau_positive=tau, tau_negative=tau)
     assert weight(method, advantage, 1.0) == pytest.approx(advantage, rel=1e-5)
     for ratio in (0.3, 3.0):
         assert abs(weight(method, advantage, ratio)) < abs(advantage) * ratio
@@ -178,7 +182,7 @@ def test_soft_clips_gate_is_open_at_ratio_one(advantage, tau):
 
 def test_a_vanishing_temperature_is_no_clip_at_all():
     """As tau goes to 0 the soft clip's gradient becomes that of the unclipped surrogate, r Â grad log pi."""
-    same(make("soft_clip", tau_positive=1e-3, tau_negative=1e-3), make("grpo", **NO_CLIP), STEP, rtol=1e-3)
+    same(make("sapo", tau_positive=1e-3, tau_negative=1e-3), make("grpo", **NO_CLIP), STEP, rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["ppo", "grpo", "cispo", "aipo", "p3o", "gspo", "decoupled_ppo", "reinforce"])

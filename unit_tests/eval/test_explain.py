@@ -108,7 +108,7 @@ def expected_weight(name: str, r: float, a: int, ess: float = 0.0) -> float:
         return min(r, 2.0 if name == "aipo" else 5.0) * a
     if name == "p3o":
         return min(r, ess) * a - (1 - ess) * r * math.log(r)
-    if name == "soft_clip":
+    if name == "sapo":
         tau = 1.0 if a > 0 else 1.05
         gate = 1 / (1 + math.exp(-tau * (r - 1)))
         return 4 * gate * (1 - gate) * r * a

@@ -170,7 +170,7 @@ PI_OLD, MU = {"advantages", "old_logprobs"}, {"advantages", "behavior_logprobs"}
 FORMULAS = {
     "aipo": MU, "cispo": PI_OLD, "dapo": PI_OLD, "decoupled_ppo": PI_OLD | MU, "dr_grpo": PI_OLD, "grpo": PI_OLD,
     "gspo": PI_OLD, "lite_ppo": PI_OLD, "p3o": MU, "ppo": PI_OLD | {"values"}, "reinforce": {"advantages"},
-    "reinforce_pp": PI_OLD, "rloo": {"advantages"}, "scale_rl": PI_OLD, "sft": set(), "soft_clip": PI_OLD,
+    "reinforce_plus_plus": PI_OLD, "reinforce_plus_plus_baseline": PI_OLD, "rloo": {"advantages"}, "scale_rl": PI_OLD, "sft": set(), "sapo": PI_OLD,
     "dpo": {"ref_logprobs"}, "ipo": {"ref_logprobs"}, "kto": {"ref_logprobs"}, "simpo": set(), "orpo": set(),
     "reward_model": {"values"},
 }  # fmt: skip

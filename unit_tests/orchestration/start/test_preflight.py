@@ -100,7 +100,7 @@ def test_all_mistakes_at_once(folder: Path) -> None:
         ),
         (["rollout.filters=[{function: pass_rate, params: {hi: 1}}]"], "rollout.filters.0: filter 'pass_rate': got an"),
         (
-            ["rollout.filters=[zero_variance]", "rollout.responses_per_prompt=1", "algorithm.name=reinforce_pp"],
+            ["rollout.filters=[zero_variance]", "rollout.responses_per_prompt=1", "algorithm.name=reinforce_plus_plus"],
             "rollout.filters.0: filter 'zero_variance': rollout.responses_per_prompt is 1",
         ),
         (["rollout.environment=single_trun"], "environment 'single_trun'"),

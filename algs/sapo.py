@@ -10,8 +10,8 @@ from algs.method import MethodParams, PolicyMethod, param
 from algs.records import Groups, PolicyTokens, TokenLoss
 
 
-class SoftClip(PolicyMethod):
-    """Soft adaptive policy optimization (Gao et al. 2025, arXiv 2511.20347).
+class SAPO(PolicyMethod):
+    """SAPO, soft adaptive policy optimization (Gao et al. 2025, arXiv 2511.20347).
 
         r = pi / pi_old
         A = (R - mean_g) / (std_g + 1e-6)
@@ -21,8 +21,8 @@ class SoftClip(PolicyMethod):
     The gradient fades smoothly as r leaves 1, in both directions, where a clip cuts it off at once: its weight is 4 s
     (1 - s) r with s = sigmoid(tau (r - 1)), which is 1 at r = 1. Tokens with negative advantage fade sooner, since
     pushing one token down lifts all others. Use it when the clip fraction is high or the run unstable.
-    Differs from the paper by: the name, since "SAPO" also names a decentralised method (arXiv 2509.08721); a group
-    whose rewards are equal gets exactly 0.
+    Differs from the paper by: a group whose rewards are equal gets exactly 0. Another method is called SAPO too: a
+    decentralised one (arXiv 2509.08721), which is not this.
     Relatives: GRPO (hard clip), GSPO (hard clip of whole responses), CISPO (caps the weight, never fades it).
     """
 

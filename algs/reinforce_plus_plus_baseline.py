@@ -1,4 +1,4 @@
-"""REINFORCE++: one baseline and one spread for the whole step."""
+"""REINFORCE++-baseline: each group's mean as baseline, one spread for the whole step."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from algs.parts.surrogate import clipped
 from algs.records import Groups, PolicyTokens, TokenLoss
 
 
-class ReinforcePP(PolicyMethod):
-    """REINFORCE++ (Hu et al. 2025, arXiv 2501.03262).
+class ReinforcePlusPlusBaseline(PolicyMethod):
+    """REINFORCE++-baseline (Hu et al. 2025, arXiv 2501.03262).
 
         r = pi / pi_old
-        A = (R - mean of the step) / (std of the step + 1e-8)        with group_baseline, R is R - mean_g
+        A = (R - mean_g) / (std of all R - mean_g of the step + 1e-8)
         loss = -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)
 
-    Normalises over the whole step, so one response per prompt is enough. With `group_baseline` the group's mean goes
-    first (the paper's variant for several responses per prompt), which helps when prompts differ much in difficulty.
+    REINFORCE++ for several responses per prompt: the group's mean is the baseline, so that easy prompts are not rewarded
+    for being easy, and the scale is still the whole step's, so that no group is weighed up for its small spread.
     Differs from the paper by: mean and std are over responses, where the paper's code takes them over tokens; the KL to
-    the reference, in the paper's reward, is `objective.kl` with `placement: reward`; a step without spread gets 0.
-    Relatives: GRPO (mean and std of each group), LitePPO (mean of the group, std of all R), PPO (a critic, whitened
-    GAE), REINFORCE (no division, no clip).
+    the reference, in the paper's loss, is `objective.kl` with `estimator: k2`; a group of one and a step without
+    spread get 0.
+    Relatives: ReinforcePlusPlus (the step's mean as baseline), GRPO (std of each group), LitePPO (std of all R), ScaleRL
+    (the same but for n in place of n - 1; caps the weight).
     """
 
     class Params(MethodParams):
@@ -33,13 +34,12 @@ class ReinforcePP(PolicyMethod):
         clip_high: float = param(
             0.2, "Ratios above 1 + clip_high give no gradient when the advantage is positive.", ge=0
         )
-        group_baseline: bool = param(False, "Subtract the group's mean before normalising over the step.")
 
     aggregation = "token_mean"
     params: Params
 
     def advantages(self, groups: Groups) -> Tensor:
-        return advantages.reinforce_pp(groups, self.params.group_baseline)
+        return advantages.reinforce_plus_plus_baseline(groups)
 
     def loss(self, t: PolicyTokens) -> TokenLoss:
         p = self.params
