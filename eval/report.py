@@ -21,7 +21,6 @@ from typing import Any
 
 import yaml
 
-from eval.curve import write_curve_svg
 from orchestration.metrics.definitions import PHASES, Metric, definition, metric_order
 from orchestration.run.atomic_files import write_atomically
 from orchestration.run.directory import CONFIG, ENVIRONMENT, REPORT, read_metrics
@@ -266,9 +265,13 @@ def main(arguments: list[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     try:
-        written = [write_curve_svg(options.runs, options.curve)] if options.curve else map(write_report, options.runs)
-        for path in written:
-            print(path)
+        if options.curve:
+            from eval.pictures import write_learning_curves  # late: matplotlib takes a second to load
+
+            print(write_learning_curves(options.runs, options.curve))
+        else:
+            for run in options.runs:
+                print(write_report(run))
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

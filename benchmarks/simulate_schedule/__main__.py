@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from dataclasses import fields, replace
-from io import StringIO
 from pathlib import Path
 
 from benchmarks.simulate_schedule.calibration import Calibration, Measured, calibrate, measure, plan_of
@@ -140,12 +139,13 @@ def draw_figure(
     calibration: Calibration, outcomes: list[tuple[str, Plan, Outcome]], options: argparse.Namespace
 ) -> str:
     """Two panels as SVG: throughput against the split, and age of the trained tokens at overlap's best split."""
-    import matplotlib
     from matplotlib.figure import Figure
 
+    from eval.pictures import styled, svg
+
     colours = dict(zip(MODES, ("#8c959f", "#2f62c0", "#7a4fbf", "#1f2328", "#d1641b"), strict=True))
-    with matplotlib.rc_context({"svg.hashsalt": "simulate_schedule", "svg.fonttype": "none", "font.size": 9.5}):
-        figure = Figure((9.5, 3.8), facecolor="white", layout="constrained")
+    with styled():
+        figure = Figure((9.5, 3.8), layout="constrained")
         left, right = figure.subplots(1, 2)
         for mode in MODES:
             found = [(plan.generators, o.tokens_per_second) for m, plan, o in outcomes if m == mode]
@@ -156,7 +156,7 @@ def draw_figure(
         splits = range(1, options.devices)
         left.set_xticks(list(splits), [f"{n}:{options.devices - n}" for n in splits])
         left.set(title="Throughput", xlabel="devices that generate : train", ylabel="trained tokens/s", ylim=(0, None))
-        left.legend(frameon=False, fontsize=8)
+        left.legend()
         _, best, _ = max((o for o in outcomes if o[0] == "overlap"), key=lambda o: o[2].tokens_per_second)
         for place, k in enumerate((1, 2, 4)):
             outcome = simulate(calibration, "overlap", replace(best, max_staleness=k), options.steps, options.seed)
@@ -176,10 +176,8 @@ def draw_figure(
             ylim=(0, 1.3),
             yticks=(0, 0.25, 0.5, 0.75, 1),
         )
-        right.legend(frameon=False, fontsize=8)
-        text = StringIO()
-        figure.savefig(text, format="svg", metadata={"Date": None})
-    return text.getvalue()
+        right.legend()
+        return svg(figure)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

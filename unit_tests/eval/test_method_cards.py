@@ -1,8 +1,6 @@
 """docs/methods: cards, index and picture are what the code says, and the pages name only what exists."""
 
-import ast
 import re
-from xml.etree import ElementTree
 
 import pytest
 
@@ -10,12 +8,11 @@ from algs.introspection.gradient_weights import weights
 from configs.blocks.rl import RLConfig
 from configs.blocks.supervised import SLConfig
 from configs.reading.messages import dotted_keys
-from eval import method_cards, method_plot, method_tests
+from eval import method_cards, method_weights
 from eval.explain import parameters
 from eval.method_cards import BEGIN, PAGES
 from orchestration.metrics.definitions import METRICS, definition
 from plugins.from_text import built
-from plugins.objective_parts import find_method
 
 PAGED = method_cards.names()
 FROM_REWARDS = method_cards.names({"prompts"})
@@ -56,33 +53,30 @@ def test_staleness_is_seen(tmp_path, monkeypatch):
 def test_a_missing_page_or_card_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(method_cards, "PAGES", tmp_path)
     with pytest.raises(ValueError, match=r"aipo\.md is missing"):
-        method_cards.written()
+        method_cards.texts()
     (tmp_path / "aipo.md").write_text("# AIPO\n")
     with pytest.raises(ValueError, match="no place for its card"):
-        method_cards.written()
+        method_cards.texts()
 
 
-def test_picture_survives_its_numbers():
-    """The same numbers draw the same picture, and the table reads back as it was written."""
-    drawn = [(method_plot.AGAINST_RATIO, ["grpo", "cispo"]), (method_plot.AGAINST_MARGIN, ["dpo", "ipo"])]
-    for figure, names in drawn:
-        curves = method_plot.curves(figure, names)
-        again = method_plot.from_csv(figure, method_plot.to_csv(figure, curves))
+def test_numbers_survive_their_file():
+    drawn = [(method_weights.AGAINST_RATIO, ["grpo", "cispo"]), (method_weights.AGAINST_MARGIN, ["dpo", "ipo"])]
+    for table, names in drawn:
+        curves = method_weights.curves(table, names)
+        again = method_weights.from_csv(table, method_weights.to_csv(table, curves))
         assert again == curves and list(curves) == names
-        assert method_plot.to_svg(figure, curves) == method_plot.to_svg(figure, again)
-        assert ElementTree.fromstring(method_plot.to_svg(figure, curves)).tag.endswith("svg")
 
 
-def test_picture_shows_what_methods_weigh():
+def test_numbers_show_what_methods_weigh():
     """CISPO caps at 5 where GRPO has clipped to 0; IPO pulls back beyond its target of 5, DPO never; like is drawn with like."""
-    figure = method_plot.AGAINST_RATIO
-    curves = method_plot.curves(figure, ["grpo", "cispo", "scale_rl"])
-    assert method_plot.alike(curves) == [["grpo"], ["cispo", "scale_rl"]]
-    near_six = figure.points.index(6.0256)
+    table = method_weights.AGAINST_RATIO
+    curves = method_weights.curves(table, ["grpo", "cispo", "scale_rl"])
+    assert method_weights.alike(curves) == [["grpo"], ["cispo", "scale_rl"]]
+    near_six = table.points.index(6.0256)
     assert curves["cispo"][0][near_six] == 5 and curves["grpo"][0][near_six] == 0
-    figure = method_plot.AGAINST_MARGIN
-    curves = method_plot.curves(figure, ["dpo", "ipo"])
-    assert curves["ipo"][0][figure.points.index(5)] == 0 and curves["ipo"][0][figure.points.index(6)] == -2
+    table = method_weights.AGAINST_MARGIN
+    curves = method_weights.curves(table, ["dpo", "ipo"])
+    assert curves["ipo"][0][table.points.index(5)] == 0 and curves["ipo"][0][table.points.index(6)] == -2
     assert min(curves["dpo"][0]) > 0 > max(curves["dpo"][1])
 
 
@@ -126,62 +120,3 @@ def test_keys_on_the_page_exist(name):
     blocks = "|".join({**RLConfig.model_fields, **SLConfig.model_fields})
     for key in re.findall(rf"`((?:{blocks})\.[a-z_.]+)\b", page(name)):
         assert key in keys or key in schema.model_fields or any(k.startswith(f"{key}.") for k in keys), key
-
-
-def test_tests_on_a_card_are_those_of_the_files():
-    """A method's own tests, those that name it elsewhere, and those that every method passes, by their docstrings."""
-    card = page("rloo").partition(BEGIN)[2]
-    own, about, of_all = method_tests.own("rloo"), method_tests.about("rloo"), method_tests.of_all(from_rewards=True)
-    assert len(own) >= 3 and {test.path for test in own} == {"unit_tests/algs/test_rloo.py"}
-    assert "unit_tests/algs/test_identities.py" in {test.path for test in about}
-    assert "unit_tests/algs/test_invariance.py" in {test.path for test in of_all}
-    assert all(f"- {test.says}" in card for test in [*own, *about, *of_all])
-    of_given = page("dpo").partition(BEGIN)[2]
-    for test in of_all:
-        assert (f"- {test.says}" in of_given) == (not test.from_rewards)
-    assert find_method("dpo").data == "pairs" and any(test.from_rewards for test in of_all)
-    of_others = [test for test in method_tests.about("p3o") if "rloo" not in test.words]
-    assert of_others and not [test for test in of_others if test.says in card]
-
-
-SOURCE = """
-LIST = ["aipo", "ppo"]
-
-@pytest.mark.parametrize("name", NAMES)
-def test_one(name):
-    'Says\\n    this.\\n\\n    Not this.'
-
-@pytest.mark.parametrize("grpo", [*LIST, "gspo"])
-@given(st.sampled_from(["p3o"]))
-def test_two_things(grpo):
-    make("rloo")
-
-@pytest.mark.parametrize("name", LIST[:1])
-def test_three(name):
-    pass
-
-METHODS = [name for name in algorithm.listed()]
-LEARNS = [name for name in METHODS if algorithm.listed()[name].has_advantages]
-CASES = [(name, mode) for name in METHODS for mode in MODES]
-
-@pytest.mark.parametrize("case", range(len(CASES)))
-def test_four(case):
-    pass
-
-@pytest.mark.parametrize("name", LEARNS)
-def test_five(name):
-    pass
-
-def helper():
-    make("cispo")
-"""
-
-
-def test_tests_are_read_off_their_syntax():
-    """Names in the body, in the parameters and in lists they are made of count; a slice's content is not guessed."""
-    one, two, three, four, five = method_tests._tests(ast.parse(SOURCE), "unit_tests/test_x.py")
-    assert (one.says, one.every_method) == ("Says this.", True)
-    assert (two.says, two.every_method) == ("two things", False)
-    assert two.words == {"aipo", "ppo", "gspo", "p3o", "rloo"}
-    assert three.words == set() and four.every_method and not three.every_method
-    assert [test.from_rewards for test in (one, four, five)] == [False, False, True] and five.every_method
