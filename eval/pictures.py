@@ -171,7 +171,7 @@ def _draw_weights(axes: Axes, table: Table, curve: Curve) -> None:
     for values, colour, label in zip(curve, (BLUE, ORANGE), table.labels, strict=True):
         axes.plot(table.points, values, color=colour, label=label)
     if table.is_ratio:
-        for sign, label in ((1, "r·A, no clip or cap"), (-1, None)):
+        for sign, label in ((1, "r·A, no clip or cap"), (-1, "_without a label")):
             axes.plot(table.points, [sign * r for r in table.points], color=GREY, lw=0.9, ls=":", label=label, zorder=1)
         axes.set_xscale("log")
         axes.set_ylim(-6.2, 6.2)
