@@ -1,4 +1,7 @@
-"""A rollout actor without vLLM: everything in it is real but the engine, which answers slowly and starts at once."""
+"""A rollout actor without vLLM, tokenizer and scoring processes: its process, its calls and its heartbeat are real.
+
+Its engine answers at a chosen pace and starts as it is told. A process of it starts in a third of the time of a real one's.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ from configs.blocks.rl import Model, Reward
 from orchestration.cluster.heartbeat import Activity
 from orchestration.cluster.processes import lead_own_group
 from orchestration.engines.actor import RolloutActor
+from records.rollout import Group, Trajectory
+from rollouts import worker
 from rollouts.vllm.engine import LoadReport, WeightLoadError
 from rollouts.vllm.load_stamp import LoadStamp
 from rollouts.vllm.response import Generation
@@ -29,10 +34,10 @@ class SlowEngine:
 
     _llm = None
 
-    def __init__(self, seconds_per_token: float, starts: str, log_file: str) -> None:
+    def __init__(self, starts: str, log_file: str) -> None:
         """starts: what becomes of one start after the other, a letter each: c fails in construction, h hangs, f fails, s takes
         SLOW_SECONDS; what follows succeeds at once."""
-        self.seconds_per_token = seconds_per_token
+        self.seconds_per_token = 0.05
         self.starts, self.log = starts, Path(log_file)
         self.version, self.tokens, self.refusal = 0, 0, ""
 
@@ -78,10 +83,37 @@ class SlowEngine:
         self.log.with_suffix(".closed").touch()
 
 
+class WordTokenizer:
+    """Every word is a token."""
+
+    chat_template = "the contents, one after the other"
+
+    def apply_chat_template(self, messages: list[dict[str, Any]], **_: Any) -> list[int]:
+        return [len(word) for message in messages for word in message["content"].split()]
+
+    def decode(self, token_ids: Any, **_: Any) -> str:
+        return " ".join(map(str, token_ids))
+
+
+class SameReward:
+    """Scores every response with 1, in no process of its own."""
+
+    async def start(self) -> None: ...
+
+    async def score(self, trajectory: Trajectory) -> Trajectory:
+        trajectory.reward = 1.0
+        return trajectory
+
+    async def score_group(self, group: Group) -> Group:
+        return group
+
+    async def close(self) -> None: ...
+
+
 class ScriptedActor(RolloutActor):
     """Constructed with what the driver's handle gives: the log file first."""
 
-    def __init__(self, log_file: str, model: str, seconds_per_token: float, starts: str = "") -> None:
+    def __init__(self, log_file: str, starts: str = "") -> None:
         lead_own_group()
         log = Path(log_file)
         earlier = len(log.read_text().splitlines()) if log.exists() else 0
@@ -93,9 +125,10 @@ class ScriptedActor(RolloutActor):
         self._moved, self._moves = (0, 0, 0, 0.0), 0
         self._still_since = time.monotonic()
         self.late: dict[str, float] = {}
+        worker.load_tokenizer = lambda *_: WordTokenizer()  # type: ignore[assignment]
         reward = Reward.model_validate({"parts": [{"function": "ended"}]})
-        engine = SlowEngine(seconds_per_token, starts, log_file)
-        RolloutWorker.__init__(self, engine, Model(path=model), reward, "single_turn")
+        RolloutWorker.__init__(self, SlowEngine(starts, log_file), Model(path="none"), reward, "single_turn")
+        self.scoring = SameReward()
 
     async def ask(self, requests: list[GroupRequest], sampling: Sampling, step: int) -> None:
         await asyncio.sleep(self.late.get("ask", 0.0))
@@ -108,6 +141,10 @@ class ScriptedActor(RolloutActor):
     async def be_late(self, **seconds: float) -> None:
         """Have calls of these names overtaken by others from now on, as Ray may."""
         self.late = seconds
+
+    async def generate_at(self, seconds_per_token: float) -> None:
+        """Take this long for a token from now on."""
+        self.engine.seconds_per_token = seconds_per_token
 
     async def process(self) -> int:
         return os.getpid()

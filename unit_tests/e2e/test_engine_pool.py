@@ -1,11 +1,10 @@
-"""Several engines under one handle: who gets what, and what happens to the rest when one is lost. Engines are scripted, their
-processes and all that is around them are real."""
+"""Several engines in one pool: who gets what, and what happens to the rest when one is lost. The engines are scripted, their
+processes and Ray are real. Most tests take the same three engines, one test after the other."""
 
 from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,13 @@ from orchestration.engines.requests import step_requests
 from records.rollout import Group, Prompt
 from rollouts.vllm.engine import WeightLoadError
 from rollouts.vllm.sampling import Sampling
-from unit_tests.e2e.test_failures import is_alive
+from unit_tests.e2e.scripted_actor import SLOW_SECONDS, ScriptedActor
+from unit_tests.waiting import is_alive, wait_for
 
 pytestmark = pytest.mark.e2e
 
 SAMPLES = 2
+STALL_SECONDS = 8.0
 SAMPLING = Sampling(max_new_tokens=8)
 PROMPTS = [Prompt(f"p/{i}", [{"role": "user", "content": "a " * (1 + i)}]) for i in range(12)]
 
@@ -37,37 +38,74 @@ def _ray() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def made(tiny_model: Path, tmp_path: Path) -> Iterator[EnginePool]:
-    """Three engines: two quick ones, and one that takes seconds for a response."""
-    from unit_tests.e2e.scripted_actor import ScriptedActor
-
-    watch = Watch(stall_seconds=6.0)
+def started(folder: Path, starts: tuple[str, ...], restarts: int) -> tuple[EnginePool, list[str]]:
+    """Engines on their way, whose first starts go as `starts` says (see SlowEngine); and the list of what is said of them."""
+    watch, notes = Watch(stall_seconds=60.0), list[str]()
     actor_class = ray.remote(ScriptedActor).options(num_cpus=0)
     engines = [
-        EngineHandle(f"engine {i}", actor_class, (str(tmp_path / f"{i}.log"), str(tiny_model), seconds), watch)
-        for i, seconds in enumerate((0.05, 0.05, 1.0))
+        EngineHandle(f"engine {i}", actor_class, (str(folder / f"{i}.log"), outcomes), watch)
+        for i, outcomes in enumerate(starts)
     ]
-    group = EnginePool(engines, watch, 2, "recompute", note=print)
-    group.wait_for_all()
-    yield group
-    group.abandon()
+    return EnginePool(engines, watch, restarts, "recompute", notes.append), notes
 
 
-def ask(group: EnginePool, label: str) -> list[str]:
-    """All prompts; returns the ids of their groups."""
+class Shared:
+    """The three engines of most tests."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.pool: EnginePool | None = None
+
+    def ready(self) -> EnginePool:
+        """Return all three at work, with weights of version 0 and nothing to do."""
+        if self.pool is None:
+            self.pool, self.notes = started(self.folder, ("", "", ""), 0)
+        pool = self.pool
+        pool.watch.stall_seconds, pool.on_restart, pool.restarts_left = 60.0, None, 9
+        pool.wait_for_all()
+        ray.get([actor.generate_at.remote(0.05) for actor in pool.actors])
+        ray.get([actor.be_late.remote() for actor in pool.actors])
+        pool.load_weights(0, {})
+        collect_all(pool)
+        pool.tally()
+        self.notes.clear()
+        pool.restarts_left = 2
+        return pool
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    shared = Shared(tmp_path_factory.mktemp("engines"))
+    yield shared
+    if shared.pool is not None:
+        shared.pool.abandon()
+
+
+@pytest.fixture
+def pool(shared: Shared) -> EnginePool:
+    return shared.ready()
+
+
+def ask(pool: EnginePool, label: str) -> list[str]:
+    """Request all prompts; return the ids of their groups."""
     requests = step_requests(PROMPTS, SAMPLES, label, ())
-    group.ask(requests, SAMPLING, 1)
+    pool.ask(requests, SAMPLING, 1)
     return [request.group_id for request in requests]
 
 
-def collect_all(group: EnginePool, seconds: float = 120.0) -> list[Group]:
+def collect_all(pool: EnginePool) -> list[Group]:
     groups: list[Group] = []
-    deadline = time.monotonic() + seconds
-    while group.unfinished:
-        assert time.monotonic() < deadline, f"{[a.group_id for a in group.unfinished]} did not come"
-        groups += group.collect(1.0)
+
+    def is_done() -> bool:
+        groups.extend(pool.collect(1.0))
+        return not pool.unfinished
+
+    wait_for(is_done, "all groups have come")
     return groups
+
+
+def ids_of(groups: list[Group]) -> list[str]:
+    return sorted(group.group_id for group in groups)
 
 
 def process_of(engine: EngineHandle) -> int:
@@ -75,214 +113,166 @@ def process_of(engine: EngineHandle) -> int:
     return pid
 
 
-def versions_of(group: EnginePool) -> list[Any]:
-    return ray.get([actor.version.remote() for actor in group.actors])
-
-
-def started(
-    folder: Path, model: Path, starts: tuple[str, ...], restarts: int, stall_seconds: float = 60.0
-) -> tuple[EnginePool, list[str]]:
-    """Engines whose first starts go as told (see SlowEngine), on their way; and what is said of them."""
-    from unit_tests.e2e.scripted_actor import ScriptedActor
-
-    watch, notes = Watch(stall_seconds), list[str]()
-    actor_class = ray.remote(ScriptedActor).options(num_cpus=0)
-    engines = [
-        EngineHandle(f"engine {i}", actor_class, (str(folder / f"{i}.log"), str(model), 0.05, outcome), watch)
-        for i, outcome in enumerate(starts)
-    ]
-    return EnginePool(engines, watch, restarts, "recompute", notes.append), notes
+def versions_of(pool: EnginePool) -> list[Any]:
+    return ray.get([actor.version.remote() for actor in pool.actors])
 
 
 def kill_in_its_start(engine: EngineHandle) -> None:
-    deadline = time.monotonic() + 150
-    while not (log := Path(engine.log_file)).exists() or not log.read_text().endswith("\n"):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    log = Path(engine.log_file)
+    wait_for(lambda: log.exists() and log.read_text().endswith("\n"), f"{engine.name} begins to start")
     os.kill(int(log.read_text().splitlines()[-1]), signal.SIGKILL)
 
 
-def test_an_engine_lost_in_its_first_start_is_started_again(tiny_model: Path, tmp_path: Path) -> None:
-    group, notes = started(tmp_path, tiny_model, ("ok", "h"), restarts=1)
-    kill_in_its_start(group.engines[1])
-    group.wait_for_all()
-    assert len(notes) == 1 and "engine 1" in notes[0] and "died" in notes[0]
-    assert group.tally().means()["rollout/engine_restarts"] == 1
-    ask(group, "first")
-    assert len(collect_all(group)) == len(PROMPTS)
-    assert all(engine.counters is not None for engine in group.engines), "both made some of them"
-    group.abandon()
+def test_an_engine_lost_in_its_first_start_is_started_again_whatever_its_next_start_says(tmp_path: Path) -> None:
+    """Alone catches a loss in the first start, or an error of a start after a loss, that ends the run: what the lost engine held
+    may not be free yet, or the disk full for a moment."""
+    pool, notes = started(tmp_path, ("h", "hf", "hc"), restarts=5)
+    for engine in pool.engines:
+        kill_in_its_start(engine)
+    pool.wait_for_all()
+    said = [[note for note in notes if engine.log_file in note] for engine in pool.engines]
+    assert [len(notes) for notes in said] == [1, 2, 2], notes
+    assert all("died" in first for first, *_ in said)
+    assert "engine 1 did not start again: there is no such model" in said[1][1]
+    assert "No space left on device" in said[2][1]
+    assert pool.tally().means()["rollout/engine_restarts"] == 5 and pool.restarts_left == 0
+    ask(pool, "first")
+    assert len(collect_all(pool)) == len(PROMPTS)
+    assert all(engine.counters is not None for engine in pool.engines), "all made some of them"
+    pool.abandon()
 
 
-def test_engines_lost_in_their_first_start_for_good_end_the_run(tiny_model: Path, tmp_path: Path) -> None:
-    group, _ = started(tmp_path, tiny_model, ("h",), restarts=0)
-    kill_in_its_start(group.engines[0])
-    with pytest.raises(EnginesLost, match=r"engine 0 .*died.*loss number 1 of this run"):
-        group.wait_for_all()
-    group.abandon()
+@pytest.mark.parametrize(
+    ("outcome", "error", "words"),
+    [("f", ValueError, "there is no such model"), ("c", ActorDiedError, "No space left on device")],
+    ids=["in its start", "in its construction"],
+)
+def test_a_mistake_found_in_the_first_start_ends_the_run_at_once_as_itself(
+    tmp_path: Path, outcome: str, error: type[Exception], words: str
+) -> None:
+    """Alone catches restarts that are spent on a mistake, which every further start would find again."""
+    pool, notes = started(tmp_path, (outcome,), restarts=2)
+    with pytest.raises(error, match=words):
+        pool.wait_for_all()
+    assert notes == [] and pool.restarts_left == 2
+    pool.abandon()
 
 
-def test_a_mistake_found_in_the_first_start_ends_the_run_at_once_as_itself(tiny_model: Path, tmp_path: Path) -> None:
-    """It would be found in every further one."""
-    group, notes = started(tmp_path, tiny_model, ("f", "ok"), restarts=2)
-    with pytest.raises(ValueError, match="there is no such model"):
-        group.wait_for_all()
-    assert notes == [] and group.restarts_left == 2
-    group.abandon()
-
-
-def test_a_start_that_follows_a_loss_is_tried_again_whatever_it_says(tiny_model: Path, tmp_path: Path) -> None:
-    """What the lost one held may not be free yet."""
-    group, notes = started(tmp_path, tiny_model, ("hf",), restarts=2)
-    kill_in_its_start(group.engines[0])
-    group.wait_for_all()
-    assert len(notes) == 2 and "engine 0 did not start again: there is no such model" in notes[1]
-    group.abandon()
-
-
-def test_one_that_follows_a_loss_and_cannot_be_constructed_is_a_loss_too(tiny_model: Path, tmp_path: Path) -> None:
-    """As when the disk is full for a moment; that of a first one is a mistake, which ends the run."""
-    group, notes = started(tmp_path, tiny_model, ("hc",), restarts=2)
-    kill_in_its_start(group.engines[0])
-    group.wait_for_all()
-    assert len(notes) == 2 and "No space left on device" in notes[1], notes
-    group.abandon()
-    (tmp_path / "first").mkdir()
-    first, notes = started(tmp_path / "first", tiny_model, ("c",), restarts=2)
-    with pytest.raises(ActorDiedError, match="No space left on device"):
-        first.wait_for_all()
-    assert notes == []
-    first.abandon()
-
-
-def test_an_engine_that_starts_slowly_is_not_taken_for_one_that_stands_still(tiny_model: Path, tmp_path: Path) -> None:
-    """A start has a time-out of its own, and what was said in it is old when work begins."""
-    from unit_tests.e2e.scripted_actor import SLOW_SECONDS
-
-    group, notes = started(tmp_path, tiny_model, ("hs",), restarts=2, stall_seconds=SLOW_SECONDS / 2)
-    kill_in_its_start(group.engines[0])
-    group.on_restart = lambda _: None  # it gets its weights with the next load
-    ask(group, "first")
-    while not group.engines[0].is_started:
-        group.collect(0.5)
-    group.load_weights(1, {})
-    assert len(collect_all(group)) == len(PROMPTS)
+def test_an_engine_that_starts_slowly_is_not_taken_for_one_that_stands_still(tmp_path: Path) -> None:
+    """Alone catches a start that is judged by the time-out of work, or work that is judged by what was said in the start."""
+    pool, notes = started(tmp_path, ("hs",), restarts=2)
+    kill_in_its_start(pool.engines[0])
+    pool.watch.stall_seconds = SLOW_SECONDS / 2
+    pool.on_restart = lambda _: None  # it gets its weights with the next load
+    ask(pool, "first")
+    while not pool.engines[0].is_started:
+        pool.collect(0.5)
+    pool.load_weights(1, {})
+    assert len(collect_all(pool)) == len(PROMPTS)
     assert len(notes) == 1, notes
-    group.abandon()
+    pool.abandon()
 
 
-def test_engines_are_closed_also_when_one_is_lost_in_the_end(tiny_model: Path, tmp_path: Path) -> None:
-    group, notes = started(tmp_path, tiny_model, ("ok", "ok", "ok"), restarts=2, stall_seconds=6.0)
-    group.wait_for_all()
-    killed, frozen = (process_of(engine) for engine in group.engines[:2])
-    os.kill(killed, signal.SIGKILL)
-    os.kill(frozen, signal.SIGSTOP)
-    group.close()
-    assert [(tmp_path / f"{i}.closed").exists() for i in range(3)] == [False, False, True]
-    assert len(notes) == 2 and "engine 0" in notes[0] and "engine 1" in notes[1]
-    deadline = time.monotonic() + 60
-    while any(map(is_alive, (killed, frozen))):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-
-
-def test_a_lost_engines_groups_go_to_the_others_and_the_new_one_gets_the_weights(made: EnginePool) -> None:
-    ids = ask(made, "first")
-    assert [len(engine.outstanding) for engine in made.engines] == [4, 4, 4]
-    slow = made.engines[2]
-    left = set(slow.outstanding)
-    began = time.monotonic()
-    groups = made.collect(5.0)
-    os.kill(process_of(slow), signal.SIGSTOP)
-    assert {group.group_id for group in groups}.isdisjoint(left)
-    groups += collect_all(made)
-    assert sorted(group.group_id for group in groups) == sorted(ids)
-    assert time.monotonic() - began < 60
-    assert made.tally().means()["rollout/reasked_groups"] == 4
-    made.load_weights(7, {})
-    while slow.state != "usable":
-        made.collect(0.5)
-    assert versions_of(made) == [7, 7, 7]
-    ids = ask(made, "second")
-    groups = collect_all(made)
-    assert sorted(group.group_id for group in groups) == sorted(ids)
+def test_a_lost_engines_groups_go_to_the_others_and_the_new_one_gets_the_weights(pool: EnginePool) -> None:
+    """Alone catches groups that wait for their engine's replacement, come twice, or are made again under old weights."""
+    frozen = pool.engines[2]
+    ray.get(frozen.actor.generate_at.remote(1000.0))
+    ids = ask(pool, "first")
+    assert [len(engine.outstanding) for engine in pool.engines] == [4, 4, 4]
+    os.kill(process_of(frozen), signal.SIGSTOP)
+    pool.watch.stall_seconds = STALL_SECONDS
+    assert ids_of(collect_all(pool)) == sorted(ids)
+    assert pool.tally().means()["rollout/reasked_groups"] == 4
+    pool.watch.stall_seconds = 60.0
+    pool.load_weights(7, {})
+    wait_for(lambda: pool.wait_a_moment() or frozen.state == "usable", "the new engine is in use")
+    assert versions_of(pool) == [7, 7, 7]
+    ids = ask(pool, "second")
+    groups = collect_all(pool)
+    assert ids_of(groups) == sorted(ids)
     assert all((t.versions == 7).all() for group in groups for t in group.trajectories)
 
 
-def test_new_engines_wait_for_weights_that_cannot_come_now(made: EnginePool) -> None:
-    """As with nccl, when the trainer's weights have moved on: the next load brings them."""
-    made.on_restart = lambda _: None
-    made.load_weights(3, {})
-    first = made.engines[0]
-    ask(made, "first")
+def test_new_engines_wait_for_weights_that_cannot_come_now(pool: EnginePool) -> None:
+    """Alone catches a new engine that generates before it has weights, as with nccl when the trainer's have moved on."""
+    pool.on_restart = lambda _: None
+    pool.load_weights(3, {})
+    first = pool.engines[0]
+    ask(pool, "first")
     os.kill(process_of(first), signal.SIGKILL)
-    collect_all(made)
-    deadline = time.monotonic() + 150
-    while first.state != "started" and time.monotonic() < deadline:
-        made.collect(0.5)
-    ids = ask(made, "second")
+    collect_all(pool)
+    wait_for(lambda: pool.wait_a_moment() or first.state == "started", "the new engine has started")
+    ids = ask(pool, "second")
     assert not first.outstanding, "it has no weights"
-    assert sorted(g.group_id for g in collect_all(made)) == sorted(ids)
-    assert len(made.load_weights(4, {})) == 3
+    assert ids_of(collect_all(pool)) == sorted(ids)
+    assert len(pool.load_weights(4, {})) == 3
     assert first.state == "usable"
-    assert versions_of(made) == [4, 4, 4]
+    assert versions_of(pool) == [4, 4, 4]
 
 
 @pytest.mark.parametrize("late", ["ask", "withdraw"])
-def test_what_a_refused_load_cut_off_is_asked_again_after_one_that_succeeds(made: EnginePool, late: str) -> None:
-    """Whichever of an actor's calls is overtaken by those after it."""
-    ray.get([actor.be_late.remote(**{late: 1.5}) for actor in made.actors])
-    ids = ask(made, "first")
-    groups = made.collect(0.2)
+def test_what_a_refused_load_cut_off_is_asked_again_after_one_that_succeeds(pool: EnginePool, late: str) -> None:
+    """Alone catches a call of an actor that is overtaken by those after it, and groups that a refused load loses."""
+    ray.get([actor.be_late.remote(**{late: 1.5}) for actor in pool.actors])
+    ids = ask(pool, "first")
+    groups = pool.collect(0.2)
     with pytest.raises(WeightLoadError, match="checksum"):
-        made.load_weights(1, {"refusal": "checksum"})
-    assert [engine.state for engine in made.engines] == ["refused"] * 3
-    groups += made.collect(1.0)
-    made.load_weights(2, {})
-    groups += collect_all(made)
-    assert sorted(group.group_id for group in groups) == sorted(ids)
-    assert "rollout/engine_restarts" not in made.tally().means()
+        pool.load_weights(1, {"refusal": "checksum"})
+    assert [engine.state for engine in pool.engines] == ["refused"] * 3
+    groups += pool.collect(1.0)
+    pool.load_weights(2, {})
+    assert ids_of(groups + collect_all(pool)) == sorted(ids)
+    assert "rollout/engine_restarts" not in pool.tally().means()
 
 
-def test_a_load_that_all_engines_are_lost_in_is_not_continued_by_those_that_follow(made: EnginePool) -> None:
-    """A broadcast is for those who were there when it began."""
-    made.restarts_left = 3
-    for engine in made.engines:
+def test_a_load_that_all_engines_are_lost_in_is_not_continued_by_those_that_follow(pool: EnginePool) -> None:
+    """Alone catches new engines that join a broadcast which began without them."""
+    pool.restarts_left = 3
+    for engine in pool.engines:
         os.kill(process_of(engine), signal.SIGKILL)
     with pytest.raises(EngineLost, match="died"):
-        made.load_weights(1, {})
-    assert [engine.state for engine in made.engines] == ["starting"] * 3
-    made.load_weights(2, {})
-    made.wait_for_all()
-    assert versions_of(made) == [2, 2, 2]
+        pool.load_weights(1, {})
+    assert [engine.state for engine in pool.engines] == ["starting"] * 3
+    pool.load_weights(2, {})
+    pool.wait_for_all()
+    assert versions_of(pool) == [2, 2, 2]
 
 
-def test_a_loss_for_good_is_one_loss_whoever_meets_it_next(made: EnginePool) -> None:
-    """The driver may be in the middle of a checkpoint, and go on for a while."""
-    made.restarts_left = 0
-    ask(made, "first")
-    os.kill(process_of(made.engines[2]), signal.SIGKILL)
+def test_a_new_engine_that_does_not_take_the_weights_is_lost_too(pool: EnginePool, shared: Shared) -> None:
+    """Alone catches a new engine's refusal that ends the run, or is told with the traceback that Ray adds."""
+    pool.on_restart = lambda actor: ray.get(actor.load_weights.remote(1, {"refusal": "checksum"}))
+    ask(pool, "first")
+    os.kill(process_of(pool.engines[2]), signal.SIGKILL)
+    collect_all(pool)
+    wait_for(lambda: pool.wait_a_moment() or len(shared.notes) == 2, "the new engine has refused the weights")
+    assert "engine 2 was started again and did not take the weights: checksum. " in shared.notes[1]
+    assert "Traceback" not in shared.notes[1] and "ray::" not in shared.notes[1]
+
+
+def test_a_loss_for_good_is_one_loss_whoever_meets_it_next(pool: EnginePool) -> None:
+    """Alone catches a loss that is counted again when the driver, in the middle of a checkpoint, goes on for a while."""
+    pool.restarts_left = 0
+    pool._deaths.clear()
+    ask(pool, "first")
+    os.kill(process_of(pool.engines[2]), signal.SIGKILL)
     said = []
     for _ in range(2):
         with pytest.raises(EnginesLost) as lost:
-            collect_all(made)
+            collect_all(pool)
         said.append(str(lost.value))
     assert "loss number 1 of this run, and failures.engine_restarts = 0. In order: engine 2 (pid " in said[0]
     assert said[1] == said[0]
+    pool.engines[2].begin_again()  # for the tests that come
 
 
-def test_a_new_engine_that_does_not_take_the_weights_is_lost_too(made: EnginePool) -> None:
-    """What is said of it is what the engine said, without the traceback that Ray adds."""
-    notes: list[str] = []
-    made.note, made.restarts_left = notes.append, 2
-    refuse = lambda actor: ray.get(actor.load_weights.remote(1, {"refusal": "checksum"}))  # noqa: E731
-    made.on_restart = refuse
-    ask(made, "first")
-    os.kill(process_of(made.engines[2]), signal.SIGKILL)
-    collect_all(made)
-    deadline = time.monotonic() + 150
-    while len(notes) < 2 and time.monotonic() < deadline:
-        made.collect(0.5)
-        made.wait_a_moment()
-    assert "engine 2 was started again and did not take the weights: checksum. " in notes[1]
-    assert "Traceback" not in notes[1] and "ray::" not in notes[1]
+def test_engines_are_closed_also_when_one_is_lost_in_the_end(pool: EnginePool, shared: Shared) -> None:
+    """Alone catches a loss while the pool is closed that keeps the other engines from it, or leaves processes."""
+    killed, frozen = (process_of(engine) for engine in pool.engines[:2])
+    os.kill(killed, signal.SIGKILL)
+    os.kill(frozen, signal.SIGSTOP)
+    pool.watch.stall_seconds = STALL_SECONDS
+    pool.close()
+    shared.pool = None
+    assert [(shared.folder / f"{i}.closed").exists() for i in range(3)] == [False, False, True]
+    assert len(shared.notes) == 2 and "engine 0" in shared.notes[0] and "engine 1" in shared.notes[1]
+    wait_for(lambda: not any(map(is_alive, (killed, frozen))), "their processes have ended")
