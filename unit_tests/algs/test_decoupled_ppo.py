@@ -1,52 +1,11 @@
-"""Decoupled PPO against an independent reading of arXiv 2110.00641 and AReaL, 2505.24298."""
+"""What is special to decoupled PPO (arXiv 2110.00641): its behaviour weight; test_algs.py holds its formula."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from unit_tests.algs import reference
 from unit_tests.algs.method_checks import (
-    check_advantage,
-    check_gradient,
-    check_values,
     make,
-    ragged_rewards,
-    steps,
     weight,
 )
-
-PARAMS = st.sampled_from([{}, {"behavior_cap": 1.1}, {"clip_low": 0.1, "clip_high": 0.4, "behavior_cap": 2.0}])
-
-
-@settings(max_examples=40)
-@given(steps(), PARAMS)
-def test_values_equal_the_formula(step, params):
-    """Each token's loss is −sg(min(π_old/μ, cap))·min(uÂ, clip(u)Â), in float64, on random ragged groups."""
-    check_values("decoupled_ppo", reference.decoupled_ppo, step, **params)
-
-
-@settings(max_examples=20)
-@given(steps(max_groups=2, max_size=3, max_length=5), PARAMS)
-def test_gradient_equals_finite_differences(step, params):
-    """The gradient is the central difference of the reference, with what is under a stop-gradient held fixed."""
-    check_gradient("decoupled_ppo", reference.decoupled_ppo, step, **params)
-
-
-@pytest.mark.parametrize(
-    ("advantage", "ratio", "expected"),
-    [(1, 0.5, 0.5), (1, 1.19, 1.19), (1, 6, 0), (-1, 0.5, 0), (-1, 0.81, -0.81), (-1, 6, -6)],
-)
-def test_weight_on_grad_log_pi(advantage, ratio, expected):
-    """The weight on grad log pi is rÂ inside the clip range and 0 where a clip binds."""
-    assert weight(make("decoupled_ppo"), advantage, ratio) == pytest.approx(expected, rel=1e-4, abs=1e-6)
-
-
-@settings(max_examples=30)
-@given(ragged_rewards, st.integers(0, 99))
-def test_advantage_is_the_papers(rewards, seed):
-    """The advantage is (R − mean_g)/(std_g + 1e-6), 0 where the group's rewards are equal; the aggregation is token_mean."""
-    check_advantage(make("decoupled_ppo").advantages, reference.group_zscore, rewards, seed)
-    assert make("decoupled_ppo").aggregation == "token_mean"
 
 
 @pytest.mark.parametrize(("behavior_ratio", "expected"), [(0.5, 0.5), (3.0, 3.0), (7.0, 5.0)])

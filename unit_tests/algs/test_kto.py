@@ -1,42 +1,22 @@
-"""KTO against an independent reading of arXiv 2402.01306, with this project's reference point."""
+"""What is special to KTO (arXiv 2402.01306): its reference point, weights and metrics; test_algs.py holds its formula."""
 
 import dataclasses
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from algs.parts.aggregation import token_weights
 from unit_tests.algs import reference
 from unit_tests.algs.method_checks import (
-    check_gradient,
-    check_values,
     gradient,
     make,
     policy_tokens,
     random_step,
-    steps,
     tensor,
 )
 
-PARAMS = st.sampled_from([{}, {"beta": 0.5}, {"desirable_weight": 0.5, "undesirable_weight": 2.0}])
 STEP = random_step([1] * 6, [4, 1, 7, 2, 5, 3], np.random.default_rng(0))
-
-
-@settings(max_examples=40)
-@given(steps(), PARAMS)
-def test_values_equal_the_formula(step, params):
-    """Each response's loss is λ(1 − σ(±(reward − z0))), z0 from the whole step, in float64."""
-    check_values("kto", reference.kto, step, **params)
-
-
-@settings(max_examples=15)
-@given(steps(max_groups=2, max_size=3, max_length=5), PARAMS)
-def test_gradient_equals_finite_differences(step, params):
-    """The gradient is the central difference of the reference with the reference point held fixed."""
-    check_gradient("kto", reference.kto, step, **params)
 
 
 def moved(shift):
