@@ -10,6 +10,7 @@ from pathlib import Path
 from configs.blocks.rl import EvalConfig
 from data_feeds.prompts.prompts import PromptSets
 from eval.pass_at_k import ks_up_to, mean_with_interval, pass_at_k
+from orchestration.cluster.job_shape import EngineJob
 from orchestration.metrics.rollouts import evaluation_tally, refuse_failed_rewards
 from orchestration.metrics.step_clock import StepClock
 from orchestration.metrics.tally import Tally
@@ -35,7 +36,7 @@ def run_eval(config: EvalConfig, prompts: PromptSets, run: RunDirectory, write_r
         screen = stack.enter_context(captured_output(run.log_path("driver")))
         console = stack.enter_context(Console(config.run.name, 1, screen))
         with console.phase("starting engines"):
-            actors = stack.enter_context(started_actors(config, run, method=None))
+            actors = stack.enter_context(started_actors(EngineJob.of_eval(config), None, run))
         clock, tally, rows = StepClock(), Tally(), {}
         if config.eval.greedy:
             with console.phase("greedy responses"), clock.phase("eval"):

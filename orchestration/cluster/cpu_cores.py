@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from configs.blocks.placement import colocate
-from configs.blocks.rl import EvalConfig, RLConfig
+from configs.blocks.placement import Placement
 from orchestration.cluster.devices import DeviceSpec
+from orchestration.cluster.job_shape import EngineJob, TrainerJob
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class CorePlan:
     engine_cores: tuple[tuple[int, ...], ...]  # per engine, the cores it is bound to; () means not bound
 
 
-def core_plan(config: RLConfig | EvalConfig, device: DeviceSpec) -> CorePlan:
-    """Share out the cores of `device`.
+def core_plan(engine_job: EngineJob, trainer_job: TrainerJob | None, device: DeviceSpec) -> CorePlan:
+    """Share out the cores of `device`; without a trainer the engines get them all.
 
     When trainer and engines work in turn, both use all cores. When they work at the same time on a CPU, every rank and
     every engine process gets equally many, and the trainer gets the rest; with fewer cores than processes, each process
@@ -38,18 +38,17 @@ def core_plan(config: RLConfig | EvalConfig, device: DeviceSpec) -> CorePlan:
         ValueError: placement.trainer_cores and engine_cores do not fit, there are too few cores to bind, or one of
             these keys is set on GPUs.
     """
-    if not isinstance(config, RLConfig):
-        processes = config.engines * config.tensor_parallel_size
-        return CorePlan(False, 1, max(1, device.cores // processes), (), ((),) * config.engines)
-    placement, ranks, engines = config.placement, config.train.ranks, config.rollout.engines
-    processes = engines * config.rollout.tensor_parallel_size
+    engines, processes = engine_job.engines, engine_job.processes
+    if trainer_job is None:
+        return CorePlan(False, 1, max(1, device.cores // processes), (), ((),) * engines)
+    placement, ranks = trainer_job.placement, trainer_job.ranks
     if device.device == "cuda" and (placement.trainer_cores or placement.engine_cores or placement.bind_cores):
         raise ValueError(
             "placement.trainer_cores, engine_cores and bind_cores are for jobs on CPUs; on GPUs leave them out "
             "(train.threads_per_rank sets the trainer's threads)"
         )
-    together = device.device == "cpu" and colocate(config) is False
-    for_trainer, for_engines = _shares(config, device.cores, ranks, processes, together)
+    together = device.device == "cpu" and trainer_job.colocate is False
+    for_trainer, for_engines = _shares(placement, device.cores, ranks, processes, together)
     trainer_cores: tuple[tuple[int, ...], ...] = ((),) * ranks
     engine_cores: tuple[tuple[int, ...], ...] = ((),) * engines
     if together and placement.bind_cores:
@@ -62,16 +61,16 @@ def core_plan(config: RLConfig | EvalConfig, device: DeviceSpec) -> CorePlan:
         engine_cores = _split_evenly(range(for_trainer, for_trainer + for_engines), engines)
     return CorePlan(
         together=together,
-        trainer_threads=config.train.threads_per_rank or max(1, for_trainer // ranks),
+        trainer_threads=trainer_job.threads_per_rank or max(1, for_trainer // ranks),
         engine_threads=max(1, for_engines // processes),
         trainer_cores=trainer_cores,
         engine_cores=engine_cores,
     )
 
 
-def _shares(config: RLConfig, cores: int, ranks: int, processes: int, together: bool) -> tuple[int, int]:
+def _shares(placement: Placement, cores: int, ranks: int, processes: int, together: bool) -> tuple[int, int]:
     """Return the number of cores of the trainer and of the engines: at least one per process, even with too few."""
-    trainer, engines = config.placement.trainer_cores, config.placement.engine_cores
+    trainer, engines = placement.trainer_cores, placement.engine_cores
     if not together:
         trainer, engines = trainer or cores, engines or cores
         if max(trainer, engines) > cores:
@@ -94,14 +93,14 @@ def _shares(config: RLConfig, cores: int, ranks: int, processes: int, together: 
     return trainer, engines
 
 
-def core_warnings(config: RLConfig, device: DeviceSpec) -> list[str]:
+def core_warnings(engine_job: EngineJob, trainer_job: TrainerJob, device: DeviceSpec) -> list[str]:
     """Return the warning, if any, that there are more threads than cores."""
-    plan, train, rollout = core_plan(config, device), config.train, config.rollout
-    by_trainer = train.ranks * plan.trainer_threads
-    by_engines = rollout.engines * rollout.tensor_parallel_size * plan.engine_threads
+    plan, ranks = core_plan(engine_job, trainer_job, device), trainer_job.ranks
+    by_trainer = ranks * plan.trainer_threads
+    by_engines = engine_job.processes * plan.engine_threads
     if by_trainer > device.cores:
         return [
-            f"train.threads_per_rank: {train.ranks} ranks x {plan.trainer_threads} threads on {device.cores} cores "
+            f"train.threads_per_rank: {ranks} ranks x {plan.trainer_threads} threads on {device.cores} cores "
             "slow each other down"
         ]
     if plan.together and by_trainer + by_engines > device.cores:

@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from configs.blocks.rl import EvalConfig, Model, Reward, RLConfig, Rollout
+from configs.blocks.rl import Model, Reward
 from orchestration.cluster.cpu_cores import bind_to
 from orchestration.cluster.devices import DeviceSpec
 from orchestration.cluster.heartbeat import IDLE, Activity, Heartbeat
+from orchestration.cluster.job_shape import EngineJob
 from orchestration.cluster.processes import lead_own_group
 from orchestration.cluster.watchdog import Died
 from orchestration.run.logs import redirect_output_to
@@ -147,26 +148,17 @@ def exit_words(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
-def engine_arguments(config: RLConfig | EvalConfig, device: DeviceSpec, seed: int, threads: int) -> dict[str, Any]:
-    """What VLLMEngine is constructed with, in either kind of job."""
-    block: Rollout | EvalConfig
-    lora_rank = None
-    if isinstance(config, RLConfig):
-        if config.lora is not None and config.lora.sync == "adapter":
-            lora_rank = config.lora.rank
-        block = config.rollout
-        new_tokens = max(config.rollout.max_new_tokens, config.eval.max_new_tokens or 0)
-    else:
-        block, new_tokens = config, config.eval.max_new_tokens
+def engine_arguments(job: EngineJob, device: DeviceSpec, seed: int, threads: int) -> dict[str, Any]:
+    """Return what VLLMEngine is constructed with."""
     return {
-        "model_path": config.model.path,
-        "dtype": config.model.dtype,
+        "model_path": job.model.path,
+        "dtype": job.model.dtype,
         "device": device.device,
-        "tensor_parallel_size": block.tensor_parallel_size,
-        "max_model_len": config.data.max_prompt_tokens + new_tokens,
+        "tensor_parallel_size": job.tensor_parallel_size,
+        "max_model_len": job.max_model_len,
         "seed": seed,
         "threads": threads,
-        "trust_remote_code": config.model.trust_remote_code,
-        "lora_rank": lora_rank,
-        "engine": block.engine,
+        "trust_remote_code": job.model.trust_remote_code,
+        "lora_rank": job.lora_rank,
+        "engine": job.arguments,
     }

@@ -9,11 +9,10 @@ from typing import Any
 
 import ray
 
-from configs.blocks.rl import EvalConfig, RLConfig
-from configs.blocks.schedule import Failures
 from orchestration.cluster.cpu_cores import CorePlan
 from orchestration.cluster.devices import DeviceSpec, shared_engine
 from orchestration.cluster.gpu_bundles import shares_its_gpu
+from orchestration.cluster.job_shape import EngineJob
 from orchestration.cluster.watchdog import EngineLost, EnginesLost, Watch
 from orchestration.engines.actor import RolloutActor, engine_arguments
 from orchestration.engines.handle import EngineHandle, message_of, rounds
@@ -52,27 +51,21 @@ class EnginePool:
 
     @classmethod
     def create(
-        cls, config: RLConfig | EvalConfig, device: DeviceSpec, run: RunDirectory, options: list[dict[str, Any]],
+        cls, job: EngineJob, device: DeviceSpec, run: RunDirectory, options: list[dict[str, Any]],
         cores: CorePlan, watch: Watch, note: Callable[[str], None] = print,
     ) -> EnginePool:  # fmt: skip
         """One engine per entry of `options` (Ray actor options), which begin to start; `wait_for_all` sees it through."""
-        is_rl = isinstance(config, RLConfig)
-        failures = config.failures if isinstance(config, RLConfig) else Failures()
-        environment = config.rollout.environment if isinstance(config, RLConfig) else "single_turn"
         engines = []
         for i, placed in enumerate(options):
-            engine = engine_arguments(config, device, config.run.seed * len(options) + i, cores.engine_threads)
-            if isinstance(config, RLConfig) and shares_its_gpu(placed):
-                engine["engine"] = shared_engine(config.placement, engine["engine"])
+            engine = engine_arguments(job, device, job.seed * len(options) + i, cores.engine_threads)
+            if shares_its_gpu(placed):
+                engine["engine"] = shared_engine(job.placement, engine["engine"])
             actor_class = ray.remote(RolloutActor).options(**placed)
             log_file = str(run.log_path(f"engine_{i}"))
-            arguments = (log_file, engine, config.model, config.reward, environment, cores.engine_cores[i])
+            arguments = (log_file, engine, job.model, job.reward, job.environment, cores.engine_cores[i])
             engines.append(EngineHandle(f"engine {i}", actor_class, arguments, watch))
-        in_flight = config.schedule.in_flight if isinstance(config, RLConfig) else "recompute"
-        group = cls(engines, watch, failures.engine_restarts if is_rl else 0, in_flight, note)
-        group.sleeps = any(map(shares_its_gpu, options)) or (
-            isinstance(config, RLConfig) and config.schedule.mode == "overlap" and config.schedule.pause_while_training
-        )
+        group = cls(engines, watch, job.failures.engine_restarts, job.in_flight, note)
+        group.sleeps = any(map(shares_its_gpu, options)) or job.pauses_while_training
         return group
 
     @property

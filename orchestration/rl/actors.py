@@ -7,12 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from algs.method import PolicyMethod
-from configs.blocks.placement import colocate
-from configs.blocks.rl import EvalConfig, RLConfig
-from configs.blocks.schedule import Failures
+from configs.blocks.rl import RLConfig
 from orchestration.cluster.cpu_cores import core_plan
 from orchestration.cluster.devices import resolve
 from orchestration.cluster.gpu_bundles import placed
+from orchestration.cluster.job_shape import EngineJob, TrainerJob
 from orchestration.cluster.ray_session import started_ray
 from orchestration.cluster.watchdog import START_SECONDS, TrainerLost, Watch
 from orchestration.engines.pool import EnginePool
@@ -30,33 +29,46 @@ class Actors:
     watch: Watch  # of all of them
 
 
+@dataclass(frozen=True)
+class Training:
+    """The trainer ranks of a job, what they are told, and the method they train with."""
+
+    job: TrainerJob
+    settings: TrainerSettings
+    method: PolicyMethod
+
+    @classmethod
+    def of(cls, config: RLConfig, method: PolicyMethod, run: RunDirectory) -> Training:
+        """Return the training that a job is configured to do in a run directory."""
+        return cls(TrainerJob.of_rl(config), trainer_settings(config, run), method)
+
+
 @contextmanager
 def started_actors(
-    config: RLConfig | EvalConfig, run: RunDirectory, method: PolicyMethod | None, note: Callable[[str], None] = print
+    engine_job: EngineJob, training: Training | None, run: RunDirectory, note: Callable[[str], None] = print
 ) -> Iterator[Actors]:
-    """Trainer ranks (when there is a method to train with) and engines, ready to work; closed at the end.
+    """Start the trainer ranks (when there is something to train) and the engines, and close them at the end.
 
     Start-up is concurrent, engines compile and load while the trainer does; on GPUs that both share it is in turn, because
     an engine measures the free memory while it starts. note: told when an engine is replaced.
     """
-    device = resolve(config.model.device)
-    cores = core_plan(config, device)
-    ranks, rollout = (config.train.ranks, config.rollout) if isinstance(config, RLConfig) else (0, config)
-    shared = colocate(config) if isinstance(config, RLConfig) else None
-    watch = Watch((config.failures if isinstance(config, RLConfig) else Failures()).stall_seconds)
-    with started_ray(), placed(device, ranks, rollout.engines, rollout.tensor_parallel_size, shared) as options:
-        rollouts = EnginePool.create(config, device, run, options[ranks:], cores, watch, note)
+    device = resolve(engine_job.model.device)
+    trainer_job = training.job if training is not None else None
+    cores = core_plan(engine_job, trainer_job, device)
+    ranks, shared = (trainer_job.ranks, trainer_job.colocate) if trainer_job is not None else (0, None)
+    watch = Watch(engine_job.failures.stall_seconds)
+    devices = placed(device, ranks, engine_job.engines, engine_job.tensor_parallel_size, shared)
+    with started_ray(), devices as options:
+        rollouts = EnginePool.create(engine_job, device, run, options[ranks:], cores, watch, note)
         trainers = None
         try:
             if rollouts.sleeps:
                 rollouts.wait_for_all()
                 rollouts.sleep()
-            if isinstance(config, RLConfig):
-                assert method is not None
+            if training is not None:
                 trainers = TrainerRanks.create(device, run, options[:ranks], cores, watch)
-                settings = trainer_settings(config, run)
-                starting = trainers.begin(settings, method, device, config.sync.method, run.path / "sync")
-                watch.get(starting, "start trainer", rollouts.wait_a_moment, START_SECONDS)
+                told = (training.settings, training.method, device, training.job.sync_method, run.path / "sync")
+                watch.get(trainers.begin(*told), "start trainer", rollouts.wait_a_moment, START_SECONDS)
             if rollouts.sleeps:
                 if trainers is not None:
                     trainers.release_memory()

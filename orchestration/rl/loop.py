@@ -15,9 +15,10 @@ from algs.method import PolicyMethod
 from configs.blocks.rl import RLConfig
 from configs.reading.load import method_for
 from data_feeds.prompts.prompts import PromptSets
+from orchestration.cluster.job_shape import EngineJob
 from orchestration.cluster.watchdog import EnginesLost, TrainerLost
 from orchestration.metrics.step_clock import due
-from orchestration.rl.actors import started_actors
+from orchestration.rl.actors import Training, started_actors
 from orchestration.rl.job import RLJob
 from orchestration.rl.weight_sync import SyncError
 from orchestration.run.atomic_files import not_hiding
@@ -64,7 +65,9 @@ def attempt(
     """The job with actors of its own, from its beginning or from a checkpoint. Raises: as `drive`."""
     with ExitStack() as stack:
         with console.phase("starting engines and trainer"):
-            actors = stack.enter_context(started_actors(config, run, method, console.warning))
+            actors = stack.enter_context(
+                started_actors(EngineJob.of_rl(config), Training.of(config, method, run), run, console.warning)
+            )
         job = RLJob(config, method, prompts, run, actors, console)
         if checkpoint is not None:
             go_on(job, checkpoint)

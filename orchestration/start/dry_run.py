@@ -18,6 +18,7 @@ from configs.blocks.rl import EvalConfig, RLConfig
 from configs.reading.load import method_for, run_directory
 from orchestration.cluster.cpu_cores import CorePlan, core_plan
 from orchestration.cluster.devices import DeviceSpec, shares_gpus
+from orchestration.cluster.job_shape import EngineJob, TrainerJob
 from orchestration.start.memory_estimate import shown
 from orchestration.start.preflight import Checked
 from plugins.components import aggregation_for
@@ -117,7 +118,7 @@ def device_rows(config: RLConfig | EvalConfig, checked: Checked) -> Iterable[Row
     unit = "GPU" if device.device == "cuda" else "process"
     if isinstance(config, RLConfig):
         train = config.train
-        cores = core_plan(config, device)
+        cores = core_plan(EngineJob.of_rl(config), TrainerJob.of_rl(config), device)
         yield "placement", placement_row(config, device, cores)
         yield (
             "trainer",

@@ -17,6 +17,7 @@ from configs.blocks.objective import Filter
 from configs.blocks.rl import EvalConfig, Model, RLConfig
 from configs.reading.load import ConfigError, method_for, run_directory
 from configs.rules.rl import warnings_for
+from orchestration.cluster.job_shape import EngineJob, TrainerJob
 from orchestration.model.checkpoint_facts import ModelFacts, model_facts
 from orchestration.start.memory_estimate import MemoryEstimate, SecondModels, estimate, machine_memory, shown
 from rollouts.admission import Admission
@@ -112,26 +113,24 @@ def check_devices(config: RLConfig | EvalConfig) -> DeviceSpec:
 
     On a Ray cluster (RAY_ADDRESS) the other machines' devices are not known here: placement decides there.
     """
-    from configs.blocks.placement import colocate
     from orchestration.cluster.cpu_cores import core_plan
     from orchestration.cluster.devices import resolve, shares_gpus
 
     device = resolve(config.model.device)
-    core_plan(config, device)  # raises
-    block, prefix, ranks = (
-        (config.rollout, "rollout.", config.train.ranks) if isinstance(config, RLConfig) else (config, "", 0)
-    )
-    for_engines = block.engines * block.tensor_parallel_size
+    engine_job = EngineJob.of_rl(config) if isinstance(config, RLConfig) else EngineJob.of_eval(config)
+    trainer_job = TrainerJob.of_rl(config) if isinstance(config, RLConfig) else None
+    core_plan(engine_job, trainer_job, device)  # raises
+    ranks, in_turn = (trainer_job.ranks, trainer_job.colocate) if trainer_job is not None else (0, None)
+    prefix, for_engines = engine_job.key_prefix, engine_job.processes
     if "RAY_ADDRESS" in os.environ:
         return device
     engines = f"{prefix}engines x {prefix}tensor_parallel_size = {for_engines}"
     if device.device == "cuda":
         try:
-            in_turn = colocate(config) if isinstance(config, RLConfig) else None
-            shared = shares_gpus(ranks, block.engines, block.tensor_parallel_size, device.gpus, in_turn)
+            shared = shares_gpus(ranks, engine_job.engines, engine_job.tensor_parallel_size, device.gpus, in_turn)
         except ValueError as error:
             raise ValueError(f"{error}. Lower them, set RAY_ADDRESS to a cluster, or model.device: cpu") from error
-        if shared and isinstance(config, RLConfig) and str(config.sync.method) == "nccl":
+        if shared and trainer_job is not None and trainer_job.sync_method == "nccl":
             raise ValueError(
                 "sync.method: nccl joins no two processes on one GPU, and here rank and engine share; use direct"
             )
@@ -308,7 +307,7 @@ def warnings_about(
         return found
     from orchestration.cluster.cpu_cores import core_warnings
 
-    found += core_warnings(config, device)
+    found += core_warnings(EngineJob.of_rl(config), TrainerJob.of_rl(config), device)
     total = train.ranks * memory.trainer_total + rollout.engines * memory.engine_total + memory.sync
     if total > machine_memory():
         found.append(

@@ -16,9 +16,10 @@ import ray
 from configs.blocks.rl import Reward, RLConfig
 from configs.reading.load import load, method_for, run_directory, to_yaml
 from configs.reading.yaml_text import dump
+from orchestration.cluster.job_shape import EngineJob
 from orchestration.engines import pool as rollout_group
 from orchestration.engines.actor import RolloutActor
-from orchestration.rl.actors import Actors, started_actors, trainer_settings
+from orchestration.rl.actors import Actors, Training, started_actors, trainer_settings
 from orchestration.rl.job import RLJob
 from orchestration.rl.loop import drive
 from orchestration.run.console import Console
@@ -167,7 +168,7 @@ def started_stack(folder: Path, model: Path) -> Iterator[SharedStack]:
     run = RunDirectory.create(run_directory(config), to_yaml(config))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rollout_group, "RolloutActor", SharedRolloutActor)
-        with started_actors(config, run, method_for(config)) as actors:
+        with started_actors(EngineJob.of_rl(config), Training.of(config, method_for(config), run), run) as actors:
             shared = SharedStack(actors, folder)
             yield shared
             assert not shared.unfinished, "the actors are abandoned: closing them would wait for ever"

@@ -17,6 +17,7 @@ from configs.blocks.schedule import Failures
 from configs.reading.load import method_for, to_yaml
 from orchestration.cluster.cpu_cores import core_plan
 from orchestration.cluster.devices import resolve
+from orchestration.cluster.job_shape import EngineJob, TrainerJob
 from orchestration.cluster.watchdog import EnginesLost, Member, TrainerLost, Watch
 from orchestration.engines.requests import step_requests
 from orchestration.rl.actors import trainer_settings
@@ -148,7 +149,9 @@ def two_ranks(stack: SharedStack, folder: Path) -> Iterator[tuple[TrainerRanks, 
     run = RunDirectory.create(folder / "run", to_yaml(config))
     watch = Watch(STALL_SECONDS)
     options = [{"num_cpus": 0} for _ in range(RANKS)]
-    trainers = TrainerRanks.create(device, run, options, core_plan(config, device), watch)
+    trainers = TrainerRanks.create(
+        device, run, options, core_plan(EngineJob.of_rl(config), TrainerJob.of_rl(config), device), watch
+    )
     starting = trainers.begin(trainer_settings(config, run), method, device, "direct", run.path / "sync")
     watch.get(starting, "start", stall_seconds=300)
     groups = stack.actors.rollouts.generate(stack.prompts(config)[:16], SAMPLES, SAMPLING, 1, folder.name).groups

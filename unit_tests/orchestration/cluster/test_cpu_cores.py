@@ -16,6 +16,7 @@ from configs.blocks.rl import EvalConfig, RLConfig
 from configs.reading.load import load
 from orchestration.cluster.cpu_cores import CorePlan, bind_to, core_plan, core_warnings
 from orchestration.cluster.devices import BUCKETS, FLEX, DeviceSpec
+from orchestration.cluster.job_shape import EngineJob, TrainerJob
 
 OVERLAP = "schedule.mode=overlap"
 
@@ -28,8 +29,16 @@ def job(*overrides: str) -> RLConfig:
     return load("configs/grpo.yaml", RLConfig, overrides)
 
 
+def plan_of(config: RLConfig, device: DeviceSpec) -> CorePlan:
+    return core_plan(EngineJob.of_rl(config), TrainerJob.of_rl(config), device)
+
+
+def warned(config: RLConfig, device: DeviceSpec) -> list[str]:
+    return core_warnings(EngineJob.of_rl(config), TrainerJob.of_rl(config), device)
+
+
 def planned(cores: int, *overrides: str) -> CorePlan:
-    return core_plan(job(*overrides), cpu(cores))
+    return plan_of(job(*overrides), cpu(cores))
 
 
 def threads(plan: CorePlan) -> tuple[int, int]:
@@ -59,18 +68,17 @@ def test_an_engine_of_several_processes_divides_its_cores() -> None:
 
 
 def test_an_evaluation_has_engines_only() -> None:
-    assert core_plan(load("configs/eval.yaml", EvalConfig, ["engines=2"]), cpu(8)) == CorePlan(
-        False, 1, 4, (), ((), ())
-    )
+    engine_job = EngineJob.of_eval(load("configs/eval.yaml", EvalConfig, ["engines=2"]))
+    assert core_plan(engine_job, None, cpu(8)) == CorePlan(False, 1, 4, (), ((), ()))
 
 
 def test_too_few_cores_are_warned_about_and_not_bound() -> None:
     crowded = job(OVERLAP, "train.ranks=2")
-    assert threads(core_plan(crowded, cpu(2))) == (1, 1)
-    assert [
-        "schedule.mode: 2 thread(s) of trainer ranks and 1 of engines" in w for w in core_warnings(crowded, cpu(2))
-    ] == [True]
-    assert core_warnings(crowded, cpu(3)) == []
+    assert threads(plan_of(crowded, cpu(2))) == (1, 1)
+    assert ["schedule.mode: 2 thread(s) of trainer ranks and 1 of engines" in w for w in warned(crowded, cpu(2))] == [
+        True
+    ]
+    assert warned(crowded, cpu(3)) == []
     with pytest.raises(ValueError, match="bind_cores: 2 ranks and 1 engine processes on 2 cores"):
         planned(2, OVERLAP, "train.ranks=2", "placement.bind_cores=true")
 
@@ -90,9 +98,9 @@ def test_more_cores_than_there_are(overrides: list[str]) -> None:
 
 def test_gpus_have_no_cores_to_share_out() -> None:
     spec = dataclasses.replace(cpu(8), device="cuda", attention=FLEX, gpus=2)
-    assert threads(core_plan(job(OVERLAP, "train.ranks=2"), spec)) == (4, 8)
+    assert threads(plan_of(job(OVERLAP, "train.ranks=2"), spec)) == (4, 8)
     with pytest.raises(ValueError, match="are for jobs on CPUs"):
-        core_plan(job(OVERLAP, "placement.bind_cores=true"), spec)
+        plan_of(job(OVERLAP, "placement.bind_cores=true"), spec)
 
 
 @given(cores=st.integers(2, 64), ranks=st.integers(1, 8), engines=st.integers(1, 8))

@@ -17,6 +17,7 @@ from configs.reading.load import ConfigError, load
 from configs.rules.rl import warnings_for
 from data_feeds.prompts.prompts import PromptSets
 from orchestration.cluster.devices import DeviceSpec
+from orchestration.cluster.job_shape import EngineJob
 from orchestration.engines.actor import engine_arguments
 from orchestration.model.adapter_files import save_adapter
 from orchestration.model.checkpoint_facts import ModelFacts
@@ -86,11 +87,14 @@ def test_the_block_reaches_trainer_and_engine(tmp_path: Path) -> None:
     config = job("lora.rank=12", "checkpoint.merged=true")
     settings = trainer_settings(config, RunDirectory(tmp_path, "id"))
     assert settings.lora == config.lora and settings.merged_checkpoints
-    engine = VLLMEngine(**engine_arguments(config, CPU, seed=0, threads=1))
+    engine = VLLMEngine(**engine_arguments(EngineJob.of_rl(config), CPU, seed=0, threads=1))
     assert engine.arguments["enable_lora"] and engine.arguments["max_loras"] == 1
     assert engine.arguments["max_lora_rank"] == 16  # vLLM has no 12
     for other in (job(), job("lora.sync=merged")):
-        assert "enable_lora" not in VLLMEngine(**engine_arguments(other, CPU, seed=0, threads=1)).arguments
+        assert (
+            "enable_lora"
+            not in VLLMEngine(**engine_arguments(EngineJob.of_rl(other), CPU, seed=0, threads=1)).arguments
+        )
 
 
 def test_what_a_user_should_know() -> None:
