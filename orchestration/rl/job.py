@@ -27,7 +27,7 @@ from orchestration.run.atomic_files import afterwards
 from orchestration.run.console import Console
 from orchestration.run.directory import RunDirectory
 from orchestration.run.nonfinite import NonFiniteError, not_finite_message, skipped_warning
-from orchestration.run.resume import DriverState, read_reuse, trainer_folder, write_reuse
+from orchestration.run.resume import DriverState, read_replay_buffer, trainer_folder, write_replay_buffer
 from orchestration.trainer.recompute import recomputed_columns
 from orchestration.trainer.rl_batches import prepare_updates
 from records.rollout import Trajectory
@@ -203,7 +203,7 @@ class RLJob:
             if self.config.checkpoint.resume_state:
                 self.trainers.save_state(trainer_folder(folder))
                 self._state(step).write(folder)
-                write_reuse(folder, self.rollout_queue.reuse.state)
+                write_replay_buffer(folder, self.rollout_queue.reuse.state)
         self.run.prune_checkpoints(self.config.checkpoint.keep)
 
     def _state(self, step: int) -> DriverState:
@@ -225,7 +225,7 @@ class RLJob:
         by_id = {prompt.prompt_id: prompt for prompt in self.sampler.prompts}
         self.rollout_queue.begin_after(state.step, [by_id[name] for name in state.unfinished])
         self.trained_steps, self.first_step, self.accuracies = state.step, state.step + 1, list(state.accuracies)
-        self.rollout_queue.reuse.load_state(read_reuse(checkpoint))
+        self.rollout_queue.reuse.load_state(read_replay_buffer(checkpoint))
         self.version = state.version
         self.weights.push(self.version)
         self.probe_weights()

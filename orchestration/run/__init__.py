@@ -1,1 +1,1 @@
-"""A run on disk and on screen: its directory, its console, its logs, and what a resumed run reads."""
+"""This room holds a run on disk and on screen: its directory, console and logs, and how it is resumed."""

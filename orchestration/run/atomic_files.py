@@ -1,4 +1,4 @@
-"""Files that are complete or absent, whatever happens while they are written."""
+"""Write files so that they are complete or absent, whatever happens meanwhile."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from pathlib import Path
 
 @contextmanager
 def not_hiding(error: BaseException) -> Iterator[None]:
-    """Inside, something is to be written because of an error. Where the system does not let it, as on a full disk, the error
-    that came first gets a note, and is still the one to be raised."""
+    """Keep `error` the one that is raised, even if the block, which writes something because of it, cannot write.
+
+    An OSError in the block, as on a full disk, becomes a note on `error`.
+    """
     try:
         yield
     except OSError as refusal:
@@ -20,7 +22,7 @@ def not_hiding(error: BaseException) -> Iterator[None]:
 
 @contextmanager
 def afterwards(write: Callable[[], object]) -> Iterator[None]:
-    """Calls `write` after the block, also when it ends in an error, which is the one to be raised."""
+    """Call `write` after the block, also when the block ends in an error; that error is then the one raised."""
     try:
         yield
     except BaseException as error:
@@ -31,9 +33,10 @@ def afterwards(write: Callable[[], object]) -> Iterator[None]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Readers see the old file or the new one, never a part."""
+    """Write a file in such a way that readers see the old text or the new one, never a part."""
     partial = path.with_name(f".{path.name}.partial")
-    # A lone surrogate in a model's or data set's text is written as \\udXXX, which JSON reads back as it was.
+    # Text of a model or a data set may hold a lone surrogate. It is written as \\udXXX, which JSON reads back
+    # unchanged.
     with open(partial, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
         file.write(text)
         file.flush()

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: one live panel on a terminal, one plain line a step elsewhere."""
+"""The console shows a run's progress: one live panel on a terminal, one plain line per step elsewhere."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-ETA_STEPS = 10  # the remaining time is judged by the last this many steps, evaluations included
+ETA_STEPS = 10  # the remaining time is estimated from this many last steps, evaluations included
 
 
 class Console:
-    """Progress of a run of `steps` steps. Use as a context manager; the panel is gone when the block ends.
+    """Show the progress of a run of `steps` steps. Use it as a context manager; the panel is gone when the block ends.
 
         with Console("grpo", steps=50) as console:
             with console.phase("generate"): ...
             console.step(1, metrics)
         console.summary("done", {"report": path})
 
-    stream: where to write (standard output). A terminal gets the panel, anything else plain lines.
+    It writes to `stream` (None: standard output). A terminal gets the panel, anything else gets plain lines.
     """
 
     def __init__(self, name: str, steps: int, stream: TextIO | None = None) -> None:
@@ -68,18 +68,18 @@ class Console:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Show what is going on, e.g. "generate". Phases may be nested."""
+        """Show that this phase, e.g. "generate", goes on during the block. Phases may be nested."""
         before = self._phase, self._phase_start
         self._phase, self._phase_start = name, time.perf_counter()
         if self._live is None and self._done == 0 and not self._step_ends:
-            self._print(f"{name} ...")  # start-up is the only time that plain output would be silent for long
+            self._print(f"{name} ...")  # during start-up, plain output would otherwise be silent for long
         try:
             yield
         finally:
             self._phase, self._phase_start = before
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step is done (step 0: the evaluation before training)."""
+        """Show that a step is done. Step 0 is the evaluation before training."""
         self._done = step
         self._step_ends.append(time.perf_counter())
         self._metrics = {**self._metrics, **metrics}
@@ -92,15 +92,15 @@ class Console:
             self._print(f"step {step:>{len(str(self.steps))}}  held-out accuracy {accuracy:.3f}")
 
     def note(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays on the screen."""
         self._print(text)
 
     def warning(self, text: str) -> None:
-        """A line that stays and stands out."""
+        """Print a line that stays on the screen and stands out."""
         self._print(f"warning: {text}", style="yellow")
 
     def summary(self, title: str, rows: Mapping[str, str | Path]) -> None:
-        """The closing words: what came out and where it is."""
+        """Print the last lines of a run: its results, and where they are."""
         self._print("")
         self._print(title, style="bold")
         width = max((len(name) for name in rows), default=0)
@@ -108,7 +108,7 @@ class Console:
             self._print(f"  {name:<{width}}  {value}")
 
     def remaining_seconds(self) -> float | None:
-        """Estimated from the last steps; None before the first one is done."""
+        """Estimate the remaining time from the last steps; return None before the first one is done."""
         ends = self._step_ends
         if len(ends) < 2:
             return None
@@ -128,8 +128,8 @@ class Console:
         return "  ".join(parts)
 
     def _panel(self) -> Panel:
-        # The terminal is asked itself: standard output may have been pointed at a log.
-        self._rich.width = os.get_terminal_size(self._stream.fileno()).columns or 80  # 0: it does not know
+        # The width comes from the terminal itself, because standard output may have been redirected to a log.
+        self._rich.width = os.get_terminal_size(self._stream.fileno()).columns or 80  # 0 means unknown
         now = time.perf_counter()
         figures = _figures(self._metrics, None)
         if self._accuracies:
@@ -143,17 +143,17 @@ class Console:
         grid.add_column(justify="right", no_wrap=True)
         grid.add_row(ProgressBar(total=self.steps, completed=self._done), f"step {self._done}/{self.steps} done")
         grid.add_row(Text(phase, style="bold"), Text(times, style="dim"))
-        shown = Text("  ".join(figures) or "no step done yet", no_wrap=True, overflow="ellipsis")
-        return Panel(Group(grid, shown), title=self.name, title_align="left", border_style="dim", padding=(0, 1))
+        last_line = Text("  ".join(figures) or "no step done yet", no_wrap=True, overflow="ellipsis")
+        return Panel(Group(grid, last_line), title=self.name, title_align="left", border_style="dim", padding=(0, 1))
 
 
 def heldout_accuracy(metrics: Mapping[str, float]) -> float | None:
-    """The step's held-out accuracy, greedy if it was measured; None without an evaluation."""
+    """Return the step's held-out accuracy, the greedy one if it was measured; None without an evaluation."""
     return metrics.get("eval/greedy_accuracy", metrics.get("eval/accuracy"))
 
 
 def clock(seconds: float) -> str:
-    """m:ss, or h:mm:ss."""
+    """Format a duration as m:ss, or as h:mm:ss from one hour on."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
@@ -163,9 +163,7 @@ def _figures(metrics: Mapping[str, float], accuracy: float | None) -> list[str]:
     figures = []
     if "reward/mean" in metrics:
         figures.append(f"reward {metrics['reward/mean']:.3f}")
-    elif (
-        "train/loss" in metrics and "rollout/responses" not in metrics
-    ):  # in reinforcement learning its size says little
+    elif "train/loss" in metrics and "rollout/responses" not in metrics:  # in RL the size of the loss says little
         figures.append(f"loss {metrics['train/loss']:.4f}")
     if "eval/loss" in metrics:
         figures.append(f"held-out loss {metrics['eval/loss']:.4f}")

@@ -1,7 +1,7 @@
-"""A run on disk: config.yaml, environment.json, metrics.jsonl, samples/, logs/, checkpoints/, report.html.
+"""A run directory holds config.yaml, environment.json, metrics.jsonl, samples/, logs/, checkpoints/ and report.html.
 
-Whatever is found under its final name is complete: files are written beside it, flushed to disk and renamed. The
-exception is metrics.jsonl, which grows by whole lines; readers leave out a last line that was cut off.
+A file under its final name is complete: it was written under another name, flushed to disk and renamed. The exception
+is metrics.jsonl, which grows by whole lines; readers leave out a last line that was cut off.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from orchestration.metrics.definitions import definition, metric_order
 from orchestration.run.atomic_files import fsync_file, fsync_tree, write_atomically
@@ -25,43 +25,45 @@ from records.rollout import Trajectory
 
 CONFIG, ENVIRONMENT, METRICS_FILE, REPORT = "config.yaml", "environment.json", "metrics.jsonl", "report.html"
 LOGS, CHECKPOINTS = "logs", "checkpoints"
-CAPTURED_STEPS = "captured_steps"  # updates kept whole for the step debugger
-FIRST_RANK_SECONDS = 600  # it may be tokenising its data still
-RESUME = "resume"  # folder in a checkpoint: what a resumed run needs, see orchestration/run/resume.py
+CAPTURED_STEPS = "captured_steps"  # folder of the updates that are kept whole for the step debugger
+FIRST_RANK_SECONDS = 600  # the first rank may still be tokenising its data
+RESUME = "resume"  # folder in a checkpoint with the state that a resumed run needs (orchestration/run/resume.py)
 LOCK = ".lock"
 REMOVED_RESUME = ".resume.removing"
-MARKER = "checkpoint.json"  # in every finished checkpoint: which run made it, at which step
+MARKER = "checkpoint.json"  # file in every finished checkpoint; it says which run made it, and at which step
 
 
 def check_free(path: str | Path) -> None:
-    """Raises: ValueError when `path` already holds a run, or anything else that a run could overwrite."""
+    """Raise ValueError when `path` already holds a run, or anything else that a run could overwrite."""
     path = Path(path)
     if path.exists() and not path.is_dir():
         raise ValueError(f"run directory {path} is a file; choose another with --run-dir or run.name")
     if path.is_dir() and any(path.iterdir()):
-        held = "already holds a run" if (path / CONFIG).exists() or (path / METRICS_FILE).exists() else "is not empty"
-        raise ValueError(f"run directory {path} {held}; choose another with --run-dir or run.name, or remove it first")
+        state = "already holds a run" if (path / CONFIG).exists() or (path / METRICS_FILE).exists() else "is not empty"
+        raise ValueError(f"run directory {path} {state}; choose another with --run-dir or run.name, or remove it first")
 
 
 class RunDirectory:
-    """The one writer of a run's files. Make it with `create`, or `opened` one that is there."""
+    """The one writer of a run's files. `create` makes a new run directory, `opened` returns an existing one."""
 
     def __init__(self, path: str | Path, run_id: str) -> None:
         self.path = Path(path)
         self.run_id = run_id
-        self.resumed_from: Path | None = None  # the checkpoint that this run goes on from
+        self.resumed_from: Path | None = None  # the checkpoint that this run is resumed from
+        self._lock: BinaryIO | None = None
 
     @classmethod
     def create(cls, path: str | Path, config_yaml: str, seeds: dict[str, int] | None = None) -> RunDirectory:
         """Make the folder with config.yaml (the resolved configuration) and environment.json.
 
-        Raises: ValueError when the folder already holds a run.
+        Raises:
+            ValueError: the folder already holds a run, or other files.
         """
         path = Path(path)
         check_free(path)
         path.mkdir(parents=True, exist_ok=True)
         try:
-            with open(path / CONFIG, "x", encoding="utf-8") as file:  # "x": of two runs started at once, one wins
+            with open(path / CONFIG, "x", encoding="utf-8") as file:  # "x": of two runs started at once, only one wins
                 file.write(config_yaml)
         except FileExistsError:
             check_free(path)
@@ -75,33 +77,42 @@ class RunDirectory:
 
     @classmethod
     def made_by_first_rank(cls, path: str | Path) -> RunDirectory:
-        """The folder that the first rank makes, once it is there: whoever else wrote into it first would be in its way.
+        """Wait until the first rank has made the folder, which must be empty for it, and return the run.
 
-        Raises: ValueError when it does not appear.
+        Raises:
+            ValueError: the folder does not appear within FIRST_RANK_SECONDS.
         """
-        path, waited_until = Path(path), time.monotonic() + FIRST_RANK_SECONDS
+        path, deadline = Path(path), time.monotonic() + FIRST_RANK_SECONDS
         while not (path / ENVIRONMENT).is_file():
-            if time.monotonic() > waited_until:
+            if time.monotonic() > deadline:
                 raise ValueError(
-                    f"the first rank has not made {path} within {FIRST_RANK_SECONDS} s; is the folder shared?"
+                    f"the first rank has not made {path} within {FIRST_RANK_SECONDS} s; put the run directory on a "
+                    "file system that all machines share, and look into the first rank's output"
                 )
             time.sleep(0.1)
         return cls.opened(path)
 
     @classmethod
     def opened(cls, path: str | Path) -> RunDirectory:
-        """A run that is there already. Raises: ValueError when there is none."""
+        """Return an existing run.
+
+        Raises:
+            ValueError: `path` holds no run.
+        """
         file = Path(path) / ENVIRONMENT
         if not file.is_file():
             raise ValueError(f"{path} holds no run ({ENVIRONMENT} is missing)")
         return cls(path, run_id=json.loads(file.read_text(encoding="utf-8"))["run_id"])
 
     def hold(self) -> None:
-        """Keep other processes from writing here for the life of this one: ranks may outlive a launcher that was killed.
+        """Keep other processes from writing here as long as this one lives.
 
-        Raises: ValueError when another process holds it.
+        Ranks can outlive their launcher, and would go on writing beside a run that was started again.
+
+        Raises:
+            ValueError: another process holds the directory.
         """
-        self._lock = open(self.path / LOCK, "wb")  # noqa: SIM115 the kernel lets go when the process ends
+        self._lock = open(self.path / LOCK, "wb")  # noqa: SIM115 the kernel closes it when the process ends
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -112,24 +123,27 @@ class RunDirectory:
         return self.path / REPORT
 
     def log_path(self, name: str) -> Path:
-        """Where an actor's or library's output goes, e.g. log_path("engine_0")."""
+        """Return the file for the output of an actor, e.g. log_path("engine_0")."""
         return self.path / LOGS / f"{name}.log"
 
     def write_metrics(self, step: int, values: dict[str, float]) -> None:
-        """Append one line. Floats keep full precision; values that are not finite become the strings "NaN",
-        "Infinity" and "-Infinity".
+        """Append one line to metrics.jsonl.
 
-        Raises: ValueError for a metric without a definition.
+        Floats keep full precision; non-finite values become the strings "NaN", "Infinity" and "-Infinity".
+
+        Raises:
+            ValueError: a metric has no definition.
         """
         for name in values:
             definition(name)
         ordered = sorted(values, key=metric_order)
         line = json.dumps({"step": step, **{name: json_number(values[name]) for name in ordered}}, allow_nan=False)
         with open(self.path / METRICS_FILE, "a", encoding="utf-8") as file:
-            file.write(line + "\n")  # on closing it is the kernel's: a killed process loses no line
+            file.write(line + "\n")  # closing the file hands the line to the kernel: a killed process loses no line
 
     def write_samples(self, step: int, trajectories: Iterable[Trajectory], heldout: bool = False) -> Path:
-        """Write samples/step_000123.jsonl (heldout: eval_000123.jsonl), one line a response."""
+        """Write samples/step_000123.jsonl (with `heldout` eval_000123.jsonl), one line per response; return its path.
+        """
         records = [sample_record(trajectory) for trajectory in trajectories]
         path = samples_path(self.path, step, heldout)
         lines = [json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records]
@@ -138,10 +152,12 @@ class RunDirectory:
 
     @contextmanager
     def checkpoint(self, step: int) -> Iterator[Path]:
-        """A folder to write a checkpoint into; checkpoints/step_000123 appears, complete, when the block ends.
+        """Yield a folder to write a checkpoint into; checkpoints/step_000123 appears, complete, when the block ends.
 
         After an exception in the block nothing is left.
-        Raises: ValueError when that step has a checkpoint.
+
+        Raises:
+            ValueError: that step already has a checkpoint.
         """
         final = self.path / CHECKPOINTS / f"step_{step:06d}"
         if final.exists():
@@ -162,19 +178,21 @@ class RunDirectory:
         fsync_file(final.parent)
 
     def partial_checkpoint(self, step: int) -> Path:
-        """Where `checkpoint(step)` has it written, for ranks that write their part of it."""
+        """Return the folder that `checkpoint(step)` yields, for ranks that write their part into it."""
         return self.path / CHECKPOINTS / f".step_{step:06d}.partial"
 
     def prune_checkpoints(self, keep: int) -> list[Path]:
-        """Remove all but the newest `keep` checkpoints of this run; returns what was removed. Of the others only the newest
-        keeps what a resumed run needs: it is several times the size of the weights.
+        """Remove all but the newest `keep` checkpoints of this run, and return the removed ones.
 
-        Folders that this run did not make are left alone.
+        Of those that stay, only the newest keeps the state for a resumed run, which is several times the size of the
+        weights. Folders that this run did not make are left alone.
         """
         assert keep >= 1, f"keep {keep}"
         ours = [path for path in checkpoints(self.path) if read_marker(path)["run_id"] == self.run_id]
         for path in ours[:-keep]:
-            doomed = path.with_name(f".{path.name}.removing")  # renamed first: never half a checkpoint under its name
+            doomed = path.with_name(
+                f".{path.name}.removing"
+            )  # renamed first: a final name never holds half a checkpoint
             os.rename(path, doomed)
             shutil.rmtree(doomed)
         for path in ours[-keep:-1] if (ours and (ours[-1] / RESUME).is_dir()) else ():
@@ -184,22 +202,22 @@ class RunDirectory:
         return ours[:-keep]
 
     def _remove_leftovers(self) -> None:
-        """Of a process killed while it wrote or removed a checkpoint."""
+        """Remove what a process left that was killed while it wrote or removed a checkpoint."""
         for pattern in (".step_*.partial", ".step_*.removing", f"step_*/{REMOVED_RESUME}"):
             for path in (self.path / CHECKPOINTS).glob(pattern):
                 shutil.rmtree(path)
 
 
 def read_metrics(run: str | Path) -> list[dict[str, float]]:
-    """The lines of metrics.jsonl, "NaN", "Infinity" and "-Infinity" as floats; empty when there is none yet.
+    """Return the rows of metrics.jsonl, with "NaN", "Infinity" and "-Infinity" as floats; [] before the first one.
 
     A null is read as if the metric were absent.
     """
     path = Path(run) / METRICS_FILE
     if not path.exists():
         return []
-    complete = path.read_text(encoding="utf-8").split("\n")[:-1]  # what follows the last newline was cut off
-    rows = [json.loads(line) for line in complete]
+    complete_lines = path.read_text(encoding="utf-8").split("\n")[:-1]  # what follows the last newline was cut off
+    rows = [json.loads(line) for line in complete_lines]
     return [
         {name: float(value) if isinstance(value, str) else value for name, value in row.items() if value is not None}
         for row in rows
@@ -207,11 +225,11 @@ def read_metrics(run: str | Path) -> list[dict[str, float]]:
 
 
 def checkpoints(run: str | Path) -> list[Path]:
-    """Complete checkpoints, oldest step first."""
-    found = [p for p in (Path(run) / CHECKPOINTS).glob("step_*") if p.is_dir() and (p / MARKER).is_file()]
-    return sorted(found, key=lambda path: read_marker(path)["step"])
+    """Return the complete checkpoints of a run directory, oldest step first."""
+    complete = [p for p in (Path(run) / CHECKPOINTS).glob("step_*") if p.is_dir() and (p / MARKER).is_file()]
+    return sorted(complete, key=lambda path: read_marker(path)["step"])
 
 
 def read_marker(checkpoint: Path) -> dict[str, Any]:
-    """`run_id` and `step` of a finished checkpoint."""
+    """Return `run_id` and `step` of a finished checkpoint."""
     return json.loads((checkpoint / MARKER).read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Keeps the libraries' output off the screen and in files of the run directory, where it can be read after a failure."""
+"""Keep the libraries' output off the screen, in files of the run directory that can be read after a failure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ FORMAT = "%(asctime)s %(process)d %(name)s %(levelname)s %(message)s"
 
 
 def redirect_output_to(path: str | Path) -> None:
-    """From now on everything this process, its libraries and its children print goes to the end of `path`.
+    """Append whatever this process, its libraries and its children print from now on to `path`. Actors call this.
 
-    Acts on file descriptors 1 and 2, so that C libraries and child processes are caught as well. For actor processes.
+    File descriptors 1 and 2 are redirected, so that the output of C libraries and child processes is caught as well.
     """
     descriptor = _open_log(path)
     _point_output_at(descriptor, descriptor)
@@ -26,9 +26,9 @@ def redirect_output_to(path: str | Path) -> None:
 
 @contextmanager
 def captured_output(path: str | Path) -> Iterator[TextIO]:
-    """While the block runs, as `redirect_output_to`; yields a stream to what was standard output before.
+    """Redirect all output to `path` during the block, and yield a stream to what was standard output before.
 
-    For the driver: the console writes to the yielded stream, and nothing else reaches the screen. On leaving, also by an
+    The driver's console writes to that stream, and nothing else reaches the screen. After the block, also after an
     exception, standard output and error are as they were.
     """
     sys.stdout.flush()

