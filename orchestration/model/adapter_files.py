@@ -1,4 +1,4 @@
-"""Adapters on disk: PEFT's format, with a note of the base model they were trained on; and merged into it."""
+"""Save and read adapters in PEFT's format, with a note that names the base model they were trained on."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from orchestration.model.lora import load_adapter, peft_config
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ADAPTER_FOLDER = "adapter"  # beside a merged model: in its own folder transformers would apply the adapter once more
-BASE = "base_model.json"  # beside PEFT's two files: which weights the adapter belongs to
+BASE = "base_model.json"  # our file beside PEFT's two; it names the weights that the adapter belongs to
 BLOCKS, BLOCK_BYTES = 64, 4096
-# What changes an adapter's meaning and is not done here, with the value that means it is off.
+# These settings change an adapter's meaning and are not supported. Each stands with the value that means it is off.
 UNSUPPORTED = {"use_dora": False, "rank_pattern": {}, "alpha_pattern": {}, "bias": "none", "modules_to_save": None,
                "fan_in_fan_out": False, "lora_bias": False}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter read back. Tensors have PEFT's names."""
+    """An adapter that was read from disk."""
 
-    tensors: dict[str, Tensor]
+    tensors: dict[str, Tensor]  # by PEFT's names
     rank: int
     scale: float
     base_path: str
-    base_fingerprint: str | None  # None: whoever saved it noted none
+    base_fingerprint: str | None  # None when the program that saved the adapter noted none
 
 
 def save_adapter(folder: Path, tensors: dict[str, Tensor], lora: Lora, base_path: str) -> None:
-    """Write what `PeftModel.from_pretrained` reads. Targets that were given as all-linear stay so."""
+    """Write a folder that `PeftModel.from_pretrained` reads. The target all-linear is kept as such."""
     from safetensors.torch import save_file
 
     base_path = str(Path(base_path).resolve()) if Path(base_path).is_dir() else base_path
@@ -44,7 +44,7 @@ def save_adapter(folder: Path, tensors: dict[str, Tensor], lora: Lora, base_path
     config = peft_config(lora, base_path)
     config.inference_mode = True
     config.save_pretrained(str(folder))
-    note = {"path": base_path, "fingerprint": fingerprint(base_path)}
+    note = {"path": base_path, "fingerprint": weights_fingerprint(base_path)}
     (folder / BASE).write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
 
 
@@ -52,7 +52,7 @@ def read_adapter(folder: str | Path) -> Adapter:
     """Read an adapter folder, or the adapter beside a merged checkpoint.
 
     Raises:
-        ValueError: it is none, or of a kind that is not plain LoRA.
+        ValueError: the folder holds no adapter, or one that is not plain LoRA.
     """
     from safetensors.torch import load_file
 
@@ -68,7 +68,7 @@ def read_adapter(folder: str | Path) -> Adapter:
     for key, off in UNSUPPORTED.items():
         if config.get(key) not in (None, off):
             raise ValueError(
-                f"{folder / CONFIG}: {key} is {config[key]!r}, which is not supported here; merge it with PEFT"
+                f"{folder / CONFIG}: {key} is {config[key]!r}, which is not supported; merge the adapter with PEFT"
             )
     rank, alpha = config["r"], config["lora_alpha"]
     note = json.loads((folder / BASE).read_text(encoding="utf-8")) if (folder / BASE).is_file() else {}
@@ -82,10 +82,10 @@ def read_adapter(folder: str | Path) -> Adapter:
 
 
 def start_from(hf_model: Any, lora: Lora, base_path: str) -> None:
-    """Fill a model's adapters from the folder `lora.adapter`, if it names one.
+    """Copy the adapter that `lora.adapter` names, if any, into the model's adapters.
 
     Raises:
-        ValueError: there is no adapter, or it does not fit the model or the other settings.
+        ValueError: there is no such adapter, or it does not fit the model or the other settings.
     """
     adapter = check_start(lora, base_path)
     if adapter is not None:
@@ -93,32 +93,41 @@ def start_from(hf_model: Any, lora: Lora, base_path: str) -> None:
 
 
 def check_start(lora: Lora, base_path: str) -> Adapter | None:
-    """The adapter that `lora.adapter` names, if any. Raises ValueError: as `start_from`, but for the model's layers."""
+    """Return the adapter that `lora.adapter` names, if any, checked against the settings and the base model's weights.
+
+    Raises:
+        ValueError: there is no such adapter, or its rank, scale or base model differs.
+    """
     if lora.adapter is None:
         return None
     adapter = read_adapter(lora.adapter)
     if (adapter.rank, adapter.scale) != (lora.rank, lora.scale):
         raise ValueError(
-            f"lora.adapter: {lora.adapter} has rank {adapter.rank} and scale {adapter.scale:g}, the lora block rank "
-            f"{lora.rank} and scale {lora.scale:g}; set lora.rank, alpha and rank_stabilised as in its {CONFIG}"
+            f"lora.adapter: {lora.adapter} has rank {adapter.rank} and scale {adapter.scale:g}, but the lora block has "
+            f"rank {lora.rank} and scale {lora.scale:g}; set lora.rank, alpha and rank_stabilised as in its {CONFIG}"
         )
     check_base(adapter, base_path, lora.adapter)
     return adapter
 
 
 def check_base(adapter: Adapter, base_path: str, source: str | Path) -> None:
-    """Raises ValueError when the adapter was trained on other weights."""
-    if adapter.base_fingerprint is not None and (found := fingerprint(base_path)) != adapter.base_fingerprint:
-        raise ValueError(
-            f"{source} was trained on other weights than those of {base_path} (fingerprint {adapter.base_fingerprint}, "
-            f"found {found}); give the model that was {adapter.base_path} then"
-        )
+    """Raise ValueError when the adapter was trained on other weights than those at `base_path`."""
+    if adapter.base_fingerprint is None or weights_fingerprint(base_path) == adapter.base_fingerprint:
+        return
+    raise ValueError(
+        f"{source} was trained on other weights than those of {base_path} (fingerprint {adapter.base_fingerprint}, not "
+        f"{weights_fingerprint(base_path)}); give the model that was at {adapter.base_path} when it was trained"
+    )
 
 
-def fingerprint(model_path: str) -> str:
-    """Of a model's weight files: their names, sizes and 64 blocks of 4 KiB spread over each. 16 hexadecimal digits.
+def weights_fingerprint(model_path: str) -> str:
+    """Return 16 hexadecimal digits that identify a model's weight files.
 
-    Raises ValueError: there is no such folder, and no such model in the hub's local cache."""
+    They are a hash of the files' names, their sizes and 64 blocks of 4 KiB spread over each.
+
+    Raises:
+        ValueError: there is no such folder, and no such model in the hub's local cache.
+    """
     folder = Path(model_path)
     if not folder.is_dir():
         from transformers.utils import cached_file
@@ -126,7 +135,10 @@ def fingerprint(model_path: str) -> str:
         try:
             folder = Path(cached_file(model_path, "config.json", local_files_only=True)).parent
         except OSError as error:
-            raise ValueError(f"'{model_path}' is no folder, and as a hub name it is not in the local cache") from error
+            raise ValueError(
+                f"'{model_path}' is no folder, and as a hub name it is not in the local cache; give the folder of the "
+                "base model"
+            ) from error
     digest = hashlib.sha256()
     for file in sorted(p for p in folder.iterdir() if p.suffix in (".safetensors", ".bin")):
         size = file.stat().st_size

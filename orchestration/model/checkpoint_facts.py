@@ -1,4 +1,4 @@
-"""What a model path holds, found without loading weights: a folder or a hub name, its size, and whether it is whole."""
+"""Look into a model path without loading weights: what it is, how large it is, and whether it is complete."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from plugins.nearest import nearest
 
 HUB_TIMEOUT_SECONDS = 5
 MADE_BY = {"SmolLM2-135M-Instruct": "data_prep.smollm2", "tiny-sorter": "data_prep.tiny_sorter_model"}
-GENERATIVE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")  # the last: language models that see images
+# The last of these class names belongs to language models that see images.
+GENERATIVE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Sizes of a causal language model, from its config.json and the headers of its weight files."""
+    """The sizes of a causal language model, read from its config.json and the headers of its weight files."""
 
     path: str
     architecture: str
@@ -33,19 +34,19 @@ class ModelFacts:
     kv_heads: int
     head_dim: int
     vocabulary: int
-    max_positions: int | None  # None: the model states no limit
+    max_positions: int | None  # None when the model states no limit
 
     @property
     def kv_values_per_token(self) -> int:
-        """Keys and values a token leaves in the cache, counted in numbers."""
+        """Return how many numbers, in keys and values, one token leaves in the key-value cache."""
         return 2 * self.layers * self.kv_heads * self.head_dim
 
 
 def model_facts(model: Model) -> ModelFacts:
-    """Sizes of the configured model.
+    """Return the sizes of the configured model.
 
     Raises:
-        ValueError: there is no such model, it is incomplete, or no causal language model; the message has the way out.
+        ValueError: there is no such model, it is incomplete, or it is no causal language model.
     """
     folder = find_model(model.path)
     from transformers import AutoConfig
@@ -54,13 +55,13 @@ def model_facts(model: Model) -> ModelFacts:
         config = AutoConfig.from_pretrained(str(folder or model.path), trust_remote_code=model.trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(
-            f"model.path: {model.path}: its config.json is not understood: {_first_line(error)}"
+            f"model.path: {model.path}: transformers does not understand its config.json: {_first_line(error)}"
         ) from error
     architectures = config.architectures or []
     if config.is_encoder_decoder or (architectures and not any(a.endswith(GENERATIVE) for a in architectures)):
         raise ValueError(
             f"model.path: {model.path} is a {architectures[0] if architectures else config.model_type}, which is no "
-            "causal language model; it cannot be trained to respond"
+            "causal language model; give a model that generates text"
         )
     text = config.get_text_config()
     return ModelFacts(
@@ -79,10 +80,10 @@ def model_facts(model: Model) -> ModelFacts:
 
 
 def find_model(path: str) -> Path | None:
-    """The folder a model path means, checked to be whole; None: a hub name whose files are still to be fetched.
+    """Return the complete folder that a model path means, or None when it is a hub name that is still to be fetched.
 
     Raises:
-        ValueError: neither a usable folder nor a model on a hub that can be reached.
+        ValueError: the path is neither a complete folder nor a model on a hub that can be reached.
     """
     folder = Path(path)
     if folder.is_dir():
@@ -96,7 +97,10 @@ def find_model(path: str) -> Path | None:
 
 
 def _looks_local(path: str) -> bool:
-    """Hub names are `name` or `owner/name`; anything else, or below a folder that exists here, is a local path."""
+    """Return whether a path means a folder: it does unless it has the form `name` or `owner/name` of a hub name.
+
+    `owner/name` means a folder too when the folder `owner` exists here.
+    """
     owner, slash, _ = path.partition("/")
     return (
         path.startswith((".", "/", "~"))
@@ -117,28 +121,27 @@ def _way_out(path: str) -> str:
 
 
 def _near_folder(folder: Path) -> Path | None:
-    beside = [p.name for p in folder.parent.iterdir() if p.is_dir()] if folder.parent.is_dir() else []
-    guess = nearest(folder.name, beside)
+    siblings = [p.name for p in folder.parent.iterdir() if p.is_dir()] if folder.parent.is_dir() else []
+    guess = nearest(folder.name, siblings)
     return folder.parent / guess if guess else None
 
 
 def check_folder(folder: Path) -> None:
-    """Raises ValueError unless the folder holds a config.json and whole weights."""
-    held = sorted(p.name for p in folder.iterdir())
-    shown = ", ".join(held[:8]) + (", ..." if len(held) > 8 else "") if held else "nothing"
-    if "config.json" not in held:
-        if "adapter_config.json" in held:
+    """Raise ValueError unless the folder holds a config.json and complete weights."""
+    names = sorted(p.name for p in folder.iterdir())
+    contents = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "") if names else "nothing"
+    if "config.json" not in names:
+        if "adapter_config.json" in names:
             raise ValueError(
-                f"model.path: {folder} is a LoRA adapter; give its base model here and the adapter as lora.adapter, or merge the "
-                f"two first: python -m orchestration.model.merge_adapter {folder} OUT"
+                f"model.path: {folder} is a LoRA adapter; give its base model here and the adapter as lora.adapter, or "
+                f"merge the two first: python -m orchestration.model.merge_adapter {folder} OUT"
             )
-        raise ValueError(f"model.path: {folder} is no model folder: it has no config.json (it holds {shown})")
-    weights = [name for name in held if name.endswith((".safetensors", ".bin"))]
-    if not weights:
-        raise ValueError(f"model.path: {folder} has no weights (*.safetensors or *.bin; it holds {shown})")
+        raise ValueError(f"model.path: {folder} is no model folder: it has no config.json (it holds {contents})")
+    if not any(name.endswith((".safetensors", ".bin")) for name in names):
+        raise ValueError(f"model.path: {folder} has no weights (*.safetensors or *.bin; it holds {contents})")
     for index in folder.glob("*.index.json"):
         listed = set(json.loads(index.read_text(encoding="utf-8")).get("weight_map", {}).values())
-        if missing := sorted(listed - set(held)):
+        if missing := sorted(listed - set(names)):
             raise ValueError(
                 f"model.path: {folder} lacks {', '.join(missing[:3])}{' and more' if len(missing) > 3 else ''}, which "
                 f"{index.name} names; fetch the model again"
@@ -148,10 +151,10 @@ def check_folder(folder: Path) -> None:
 
 
 def safetensors_shapes(file: Path) -> dict[str, list[int]]:
-    """Shape of each tensor in a .safetensors file, from its header.
+    """Return the shape of each tensor in a .safetensors file, by name, from the file's header.
 
     Raises:
-        ValueError: the file is cut off or no .safetensors file.
+        ValueError: the file is cut off, or it is no .safetensors file.
     """
     size = file.stat().st_size
     with file.open("rb") as stream:
@@ -173,7 +176,7 @@ def safetensors_shapes(file: Path) -> dict[str, list[int]]:
 
 
 def _parameters(folder: Path | None, config: Any) -> int:
-    """Number of parameters; tied ones count once."""
+    """Return the number of parameters; tied ones count once."""
     files = sorted(folder.glob("*.safetensors")) if folder else []
     if files:
         tensors = {name: shape for file in files for name, shape in safetensors_shapes(file).items()}
@@ -187,10 +190,10 @@ def _parameters(folder: Path | None, config: Any) -> int:
 
 
 def _hub_model(name: str) -> Path | None:
-    """A hub model's folder in the local cache; None when it is not there but the hub has it.
+    """Return a hub model's folder in the local cache; None when it is not there but the hub has it.
 
     Raises:
-        ValueError: not in the cache, and the hub does not have it or cannot be reached.
+        ValueError: the model is not in the cache, and the hub does not have it or cannot be reached.
     """
     from huggingface_hub import constants, try_to_load_from_cache
     from huggingface_hub.utils import HFValidationError, build_hf_headers
@@ -218,7 +221,7 @@ def _hub_model(name: str) -> Path | None:
             f"model.path: there is no folder '{name}', and {constants.ENDPOINT} refuses it as a hub name (HTTP "
             f"{error.code}): check the spelling, set HF_TOKEN for a gated model, {otherwise}"
         ) from error
-    except OSError as error:  # includes URLError and time-outs
+    except OSError as error:  # URLError and time-outs are OSErrors
         raise ValueError(
             f"model.path: there is no folder '{name}', and as a hub name it is not in the local cache and "
             f"{constants.ENDPOINT} cannot be reached ({getattr(error, 'reason', error)}); fetch it where there is a "

@@ -1,8 +1,8 @@
-"""Log-probabilities and entropy of chosen tokens from hidden states and the head, without a micro-batch's logits.
+"""Compute log-probabilities and entropies of chosen tokens without holding the logits of a whole micro-batch.
 
-Two levels. A chunk of rows goes through the matrix product, in the compute type. Within it, blocks of a few rows go through
-the float32 softmax while they are in the cache. The backward pass makes the logits again; only where all of them are one
-chunk, in bfloat16, are they kept.
+There are two levels. A chunk of rows goes through the matrix product, in the compute type. Within a chunk, blocks of a
+few rows go through the float32 softmax while they are in the processor's cache. The backward pass computes the logits
+again; they are kept only when all of them fit into one chunk and the compute type is not float32.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CHUNK_ELEMENTS = (
-    1 << 26
-)  # logits of a chunk: 128 MiB in bfloat16. Larger chunks add up the weight's gradient less often
-BLOCK_ELEMENTS = 1 << 20  # logits of a block: 4 MiB in float32
-SLICE_ROWS = 1 << 14  # rows of the weight's gradient that are added to at a time
+# Logits per chunk: 128 MiB in bfloat16. With larger chunks the weight's gradient is summed in fewer parts.
+CHUNK_ELEMENTS = 1 << 26
+BLOCK_ELEMENTS = 1 << 20  # logits per block: 4 MiB in float32
+SLICE_ROWS = 1 << 14  # rows of the weight's gradient that are added at a time
 
 
 @dataclass(frozen=True)
@@ -42,14 +41,21 @@ def token_logprobs(
     chunk_elements: int = CHUNK_ELEMENTS,
     block_elements: int = BLOCK_ELEMENTS,
 ) -> tuple[Tensor, Tensor]:
-    """log pi(target) and entropy of pi, pi = softmax(logits / temperature).
+    """Return log pi(target) and the entropy of pi, where pi = softmax(logits / temperature).
 
-    hidden [U, H], head_weight [V, H], targets [N] int64, rows [N] int64: the hidden state a target is predicted from
-    (default: target n from hidden n; several targets may share one). head_bias [V]. softcap c: logits become
-    c * tanh(logits / c), as in Gemma. float32_head: the matrix product in float32 whatever the weights' type; the softmax
-    is float32 always.
+    Args:
+        hidden: [U, H].
+        head_weight: [V, H].
+        targets: [N] int64.
+        rows: [N] int64, the hidden state that each target is predicted from; several targets may share one. None means
+            that target n is predicted from hidden state n.
+        head_bias: [V].
+        softcap: with a value c, logits become c * tanh(logits / c), as in Gemma.
+        float32_head: compute the matrix product in float32 whatever the weights' type. The softmax is always float32.
 
-    Returns logprobs [N] float32 and entropy [N] float32 (nats), both differentiable to hidden, head_weight, head_bias.
+    Returns:
+        logprobs [N] float32 and entropy [N] float32 in nats, differentiable with respect to hidden, head_weight and
+        head_bias.
     """
     if rows is None:
         assert len(targets) == len(hidden), "without rows, every hidden state has one target"
@@ -82,7 +88,7 @@ class _ChunkedHead(torch.autograd.Function):
         log_sums = torch.empty(count, dtype=torch.float32, device=hidden.device)
         entropy = torch.empty(count, dtype=torch.float32, device=hidden.device)
         matrix = weight.to(s.compute)
-        kept = None
+        kept_logits = None
         for begin in range(0, count, s.chunk):
             chunk = hidden[begin : begin + s.chunk].to(s.compute) @ matrix.T
             for offset in range(0, len(chunk), s.block):
@@ -96,15 +102,15 @@ class _ChunkedHead(torch.autograd.Function):
                 p = torch.exp(logp, out=z)
                 entropy[own] = -torch.bmm(p[:, None], logp[:, :, None])[:, 0, 0]
             if count <= s.chunk and s.compute != torch.float32:
-                kept = chunk
-        ctx.save_for_backward(hidden, weight, bias, targets, rows, order, log_sums, entropy, kept)
+                kept_logits = chunk
+        ctx.save_for_backward(hidden, weight, bias, targets, rows, order, log_sums, entropy, kept_logits)
         ctx.settings, ctx.bounds = s, bounds
         ctx.set_materialize_grads(False)  # an unused entropy then costs nothing in the backward pass
         return logprobs, entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, rows, order, log_sums, entropy, kept = ctx.saved_tensors
+        hidden, weight, bias, targets, rows, order, log_sums, entropy, kept_logits = ctx.saved_tensors
         s, bounds = ctx.settings, ctx.bounds
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
         grad_logprobs, grad_entropy = grads
@@ -117,7 +123,8 @@ class _ChunkedHead(torch.autograd.Function):
         matrix = weight.to(s.compute)
         for begin in range(0, len(hidden), s.chunk):
             h = hidden[begin : begin + s.chunk].to(s.compute)
-            chunk = h @ matrix.T if kept is None else kept.clone()  # logits, replaced by their gradients block by block
+            # The chunk's logits are replaced by their gradients, block by block.
+            chunk = h @ matrix.T if kept_logits is None else kept_logits.clone()
             for offset in range(0, len(chunk), s.block):
                 first = begin + offset
                 own = slice(first, min(first + s.block, len(hidden)))
@@ -153,20 +160,20 @@ class _ChunkedHead(torch.autograd.Function):
 
 
 def _add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
-    """total + a @ b, in place where it can be; sums of several products are float32."""
+    """Return total + a @ b, computed in place where possible; sums of several products are float32."""
     if total is None:
         return a @ b
     if a.dtype == torch.float32:
         return total.addmm_(a, b)
     total = total.float()
-    for begin in range(0, len(a), SLICE_ROWS):  # mixed types make float32 copies: small ones
+    for begin in range(0, len(a), SLICE_ROWS):  # adding mixed types makes float32 copies; slices keep them small
         own = slice(begin, begin + SLICE_ROWS)
         total[own] += a[own] @ b
     return total
 
 
 def _scaled(logits: Tensor, bias: Tensor | None, s: _Settings) -> tuple[Tensor, Tensor | None]:
-    """(cap(logits + bias) / temperature, slope of the cap or None), float32, in memory that may be overwritten."""
+    """Return cap(logits + bias) / temperature, float32, and the slope of the cap or None. Both may be overwritten."""
     z, slope = logits.float(), None
     if bias is not None:
         z = z + bias.float()

@@ -1,4 +1,4 @@
-"""A critic of its own: a model that begins as the policy's trunk, with a value head, an engine and an optimizer."""
+"""The critic is a model of its own: it begins as a copy of the policy's trunk and has a value head."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from orchestration.model.prepared_batch import PreparedBatch
 
 
 class CriticModel(nn.Module):
-    """V of the state before each action token, from packed sequences."""
+    """Compute the value of the state before each action token of packed sequences."""
 
     def __init__(self, hf_model: Any) -> None:
         super().__init__()
@@ -22,10 +22,14 @@ class CriticModel(nn.Module):
         self.value_head = ValueHead(hf_model.config.hidden_size)
 
     def forward(self, batch: PreparedBatch) -> Tensor:
-        """values [N] float32, differentiable"""
+        """Return the values [N] float32, differentiable."""
         return self.value_head(packed_hidden(self, batch), batch.rows)
 
 
 def load_critic(model: Model, device: DeviceSpec) -> CriticModel:
-    """The critic on the CPU, in float32. Raises ValueError when model.path holds no causal language model."""
+    """Return the critic on the CPU, in float32.
+
+    Raises:
+        ValueError: model.path holds no causal language model.
+    """
     return CriticModel(load_policy(model, device).hf_model)

@@ -1,7 +1,4 @@
-"""LoRA by PEFT: adapters put into a model, taken off for a moment, read out, merged.
-
-`python -m orchestration.model.merge_adapter ADAPTER OUT` writes base model and adapter as one model.
-"""
+"""LoRA with PEFT: put adapters into a model, switch them off for a moment, read them out and merge them."""
 
 from __future__ import annotations
 
@@ -17,27 +14,27 @@ from configs.blocks.lora import Lora
 from configs.blocks.rl import Model
 from plugins.nearest import nearest
 
-NAME = "default"  # PEFT's name of a model's only adapter
-PREFIX = "base_model.model."  # before every name in PEFT's files
+NAME = "default"  # PEFT's name for a model's only adapter
+PREFIX = "base_model.model."  # every name in PEFT's files begins with it
 
-Whole = Callable[[list[nn.Parameter]], AbstractContextManager[Any]]  # inside, partitioned parameters are whole
+Whole = Callable[[list[nn.Parameter]], AbstractContextManager[Any]]  # in this context, partitioned parameters are whole
 
 
 @dataclass(frozen=True)
 class AdapterSize:
-    """What an adapter of a model amounts to."""
+    """The size of a model's adapter."""
 
     parameters: int
-    matrices: int  # linear layers that have one
+    matrices: int  # linear layers that have an adapter
 
 
 def everything_is_whole(_: list[nn.Parameter]) -> AbstractContextManager[Any]:
-    """For models whose parameters are not partitioned."""
+    """Return a context that does nothing, for models whose parameters are not partitioned."""
     return nullcontext()
 
 
 def add_adapters(hf_model: Any, lora: Lora) -> None:
-    """Put fresh float32 adapters into a Hugging Face model, in place; they are all that is trainable then.
+    """Put fresh float32 adapters into a Hugging Face model, in place. Only they are trainable afterwards.
 
     Raises:
         ValueError: a target module does not exist, is no linear layer or is the language-model head.
@@ -46,7 +43,7 @@ def add_adapters(hf_model: Any, lora: Lora) -> None:
 
     targets = targeted(hf_model, lora)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(lora.seed)  # the same on every rank
+        torch.manual_seed(lora.seed)  # every rank makes the same adapters
         inject_adapter_in_model(peft_config(lora), hf_model)
     layers = dict(adapted(hf_model))
     assert sorted(layers) == targets, "PEFT put adapters elsewhere than announced"
@@ -58,7 +55,7 @@ def add_adapters(hf_model: Any, lora: Lora) -> None:
 
 
 def peft_config(lora: Lora, base_model: str | None = None) -> Any:
-    """PEFT's configuration of this block."""
+    """Return PEFT's configuration for this block of ours."""
     from peft import LoraConfig
 
     return LoraConfig(
@@ -74,34 +71,42 @@ def peft_config(lora: Lora, base_model: str | None = None) -> Any:
 
 
 def targeted(hf_model: Any, lora: Lora) -> list[str]:
-    """Names of the linear layers that get an adapter, sorted. Raises ValueError: as `add_adapters`."""
+    """Return the names of the linear layers that get an adapter, sorted.
+
+    Raises:
+        ValueError: a target module does not exist, is no linear layer or is the language-model head.
+    """
     head = hf_model.get_output_embeddings()
     modules = {name: module for name, module in hf_model.named_modules() if name}
     linear = {name for name, module in modules.items() if isinstance(module, nn.Linear) and module is not head}
     if lora.target_modules == "all-linear":
         return sorted(linear)
-    found: set[str] = set()
+    names: set[str] = set()
     for target in lora.target_modules:
-        own = {name for name in modules if name == target or name.endswith(f".{target}")}
+        matches = {name for name in modules if name == target or name.endswith(f".{target}")}
         possible = sorted({name.rpartition(".")[2] for name in linear})
-        if not own:
+        if not matches:
             near = nearest(target, possible)
             raise ValueError(
                 f"lora.target_modules: {type(hf_model).__name__} has no module '{target}'"
                 f"{f'; did you mean {near}?' if near else ''} (it has {', '.join(possible)})"
             )
-        if own - linear:
-            what = "the language-model head" if modules[min(own - linear)] is head else "no linear layer"
+        if matches - linear:
+            what = "the language-model head" if modules[min(matches - linear)] is head else "no linear layer"
             raise ValueError(
                 f"lora.target_modules: '{target}' is {what} in {type(hf_model).__name__}, which cannot have an adapter "
                 f"here; use {', '.join(possible)}, or all-linear"
             )
-        found |= own
-    return sorted(found)
+        names |= matches
+    return sorted(names)
 
 
 def adapter_size(model: Model, lora: Lora) -> AdapterSize:
-    """Numbers in an adapter of the configured model, found without loading weights. Raises ValueError: as `add_adapters`."""
+    """Return the size of the configured model's adapter, without loading weights.
+
+    Raises:
+        ValueError: a target module does not exist, is no linear layer or is the language-model head.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
@@ -112,22 +117,22 @@ def adapter_size(model: Model, lora: Lora) -> AdapterSize:
 
 
 def adapted(hf_model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Layers with an adapter, by the name the layer has without one."""
+    """Yield the layers that have an adapter, each with the name that it has without one."""
     from peft.tuners.lora import LoraLayer
 
     return ((name, module) for name, module in hf_model.named_modules() if isinstance(module, LoraLayer))
 
 
 def factors(layer: Any) -> list[nn.Parameter]:
-    """A [rank, in] and B [out, rank] of an adapted layer."""
+    """Return A [rank, in] and B [out, rank] of an adapted layer."""
     return [layer.lora_A[NAME].weight, layer.lora_B[NAME].weight]
 
 
 @contextmanager
 def adapters_off(hf_model: nn.Module) -> Iterator[None]:
-    """The base model, for as long as the block lasts.
+    """Switch the adapters off during the block, so that the model computes what its base model does.
 
-    PEFT's own switch also makes adapters untrainable, which an optimizer that has hooks on them would not survive.
+    PEFT's own switch also makes adapters untrainable, which breaks an optimizer that has hooks on them.
     """
     layers = [layer for _, layer in adapted(hf_model)]
     assert layers, "the model has no adapters"
@@ -141,7 +146,7 @@ def adapters_off(hf_model: nn.Module) -> Iterator[None]:
 
 
 def adapter_tensors(hf_model: nn.Module, whole: Whole = everything_is_whole) -> Iterator[tuple[str, Tensor]]:
-    """All A and B by PEFT's names. With partitioned parameters a collective: every rank iterates."""
+    """Yield every A and B with its PEFT name. With partitioned parameters every rank must iterate (a collective)."""
     for name, layer in adapted(hf_model):
         a, b = factors(layer)
         with whole([a, b]):
@@ -150,7 +155,7 @@ def adapter_tensors(hf_model: nn.Module, whole: Whole = everything_is_whole) -> 
 
 
 def announced(hf_model: nn.Module, lora: Lora) -> dict[str, Any]:
-    """What goes ahead of an adapter's tensors: PEFT's configuration, as far as an engine needs it, and their number."""
+    """Return what an engine must know before an adapter's tensors arrive: PEFT's settings, the number of matrices."""
     matrices = sum(1 for _ in adapted(hf_model))
     targets = lora.target_modules
     return {
@@ -160,10 +165,10 @@ def announced(hf_model: nn.Module, lora: Lora) -> dict[str, Any]:
 
 
 def merged_tensors(hf_model: nn.Module, whole: Whole = everything_is_whole) -> Iterator[tuple[str, Tensor]]:
-    """All parameters under the names they have without adapters, adapters merged in; the model stays as it is.
+    """Yield all parameters with adapters merged in, under the names of the base model; the model itself stays as it is.
 
-    Every merge starts from the untouched base, so that none adds to the rounding of the one before. With partitioned
-    parameters a collective.
+    Every merge starts from the unchanged base, so rounding does not add up from one merge to the next. With partitioned
+    parameters every rank must iterate (a collective).
     """
     layers = dict(adapted(hf_model))
     for name, parameter in hf_model.named_parameters():
@@ -179,23 +184,23 @@ def merged_tensors(hf_model: nn.Module, whole: Whole = everything_is_whole) -> I
 
 
 def merged(base: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """base + scale b a, [out, in]: computed in float32, rounded once, to base's type."""
+    """Return base + scale * b @ a, [out, in], computed in float32 and rounded once, to the type of `base`."""
     return (base.float() + scale * (b.detach().float() @ a.detach().float())).to(base.dtype)
 
 
 def load_adapter(hf_model: nn.Module, tensors: dict[str, Tensor], source: str) -> None:
-    """Copy an adapter's tensors (PEFT's names) into the adapters of a model.
+    """Copy an adapter's tensors, given by PEFT's names, into the adapters of a model.
 
     Raises:
-        ValueError: they are not those of this model's adapters.
+        ValueError: their names or shapes differ from those of the model's adapters.
     """
     own = dict(adapter_tensors(hf_model))
     differing = sorted(own.keys() ^ tensors.keys())
     differing = differing or [name for name, tensor in own.items() if tensor.shape != tensors[name].shape]
     if differing:
         raise ValueError(
-            f"lora.adapter: {source} does not fit: {differing[0]} is not the same in it and in this model with "
-            "lora.rank and lora.target_modules; set them as in its adapter_config.json"
+            f"lora.adapter: {source} does not fit this model with lora.rank and lora.target_modules: {differing[0]} "
+            "differs; set both as in its adapter_config.json"
         )
     for name, tensor in own.items():
         tensor.copy_(tensors[name])

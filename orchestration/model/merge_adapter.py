@@ -15,7 +15,7 @@ from orchestration.model.lora import PREFIX, merged
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line."""
+    """Run the command line, and return its exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m orchestration.model.merge_adapter",
         description="Write a base model and its adapter as one model in Hugging Face format.",
@@ -34,10 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def merge_adapter(adapter_path: str, out: str, base: str | None = None, dtype: str | None = None) -> str:
-    """Write base + scale B A as a model folder with its tokenizer; returns what to tell the user.
+    """Write base model and adapter as one model folder with its tokenizer; return the message for the user.
 
     Raises:
-        ValueError: no adapter, another base model, or something in the way at `out`.
+        ValueError: there is no adapter, the base model is missing or another one, or `out` is not empty.
     """
     from transformers import AutoModelForCausalLM
 
@@ -52,41 +52,49 @@ def merge_adapter(adapter_path: str, out: str, base: str | None = None, dtype: s
         model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=dtype or "auto")
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"the adapter's base model '{base}' cannot be loaded ({error}); give its place with --base"
+            f"the adapter's base model '{base}' cannot be loaded ({error}); give its folder with --base"
         ) from error
     check_base(adapter, base, adapter_path)
-    lost, whole = merge_into(model, adapter)
+    rounding, update = merge_into(model, adapter)
     model.save_pretrained(target)
     load_tokenizer(base, False).save_pretrained(target)
-    kind = str(next(model.parameters()).dtype).removeprefix("torch.")
-    told = f"wrote {target}: {base} with {adapter_path} merged into {len(adapter.tensors) // 2} matrices, {kind}"
-    share = (lost / whole) ** 0.5 if whole else 0.0
+    dtype_name = str(next(model.parameters()).dtype).removeprefix("torch.")
+    message = (
+        f"wrote {target}: {base} with {adapter_path} merged into {len(adapter.tensors) // 2} matrices, {dtype_name}"
+    )
+    share = (rounding / update) ** 0.5 if update else 0.0
     if share > 0.01:
-        told += f"\nrounding to {kind} changed the update by {share:.0%} of its size; --dtype float32 keeps it whole"
-    return told
+        message += (
+            f"\nrounding to {dtype_name} changed the update by {share:.0%} of its size; --dtype float32 keeps it whole"
+        )
+    return message
 
 
 @torch.no_grad()
 def merge_into(model: Any, adapter: Adapter) -> tuple[float, float]:
-    """Merge in place, once. Returns the squared norms of what rounding changed and of the whole update.
+    """Merge the adapter into the model in place; return the squared norms of the rounding and of the whole update.
 
-    Raises ValueError: the adapter names a matrix that the model does not have.
+    Raises:
+        ValueError: the adapter names a matrix that the model does not have.
     """
     weights = dict(model.named_parameters())
-    lost = whole = 0.0
+    rounding_square = update_square = 0.0
     for name, a in adapter.tensors.items():
         if not name.endswith(".lora_A.weight"):
             continue
         matrix = name.removeprefix(PREFIX).removesuffix(".lora_A.weight") + ".weight"
         if matrix not in weights:
-            raise ValueError(f"the adapter has a part for {matrix}, which {type(model).__name__} does not have")
+            raise ValueError(
+                f"the adapter has a part for {matrix}, which {type(model).__name__} does not have; give its base model "
+                "with --base"
+            )
         b, weight = adapter.tensors[name.replace("lora_A", "lora_B")], weights[matrix]
         update = adapter.scale * (b.float() @ a.float())
         result = merged(weight, a, b, adapter.scale)
-        lost += float((result.float() - weight.float() - update).double().square().sum())
-        whole += float(update.double().square().sum())
+        rounding_square += float((result.float() - weight.float() - update).double().square().sum())
+        update_square += float(update.double().square().sum())
         weight.copy_(result)
-    return lost, whole
+    return rounding_square, update_square
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Attention over packed sequences, registered with transformers' attention interface.
 
-A packed micro-batch is one row of T tokens. Which token sees which is said by its layout (orchestration/model/packed_layout.py),
-which reaches the attention function as the keyword argument `packed` of the model's forward pass. The model must be called
-with attention_mask=None and use_cache=False.
+A packed micro-batch is one row of T tokens. Its layout (orchestration/model/packed_layout.py) says which token sees
+which. It reaches the attention function as the keyword argument `packed` of the model's forward pass. The model must be
+called with attention_mask=None and use_cache=False.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from orchestration.model.packed_layout import SHORT_KEYS, Occurrences, PackedLay
 def _checked_layout(
     module: torch.nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, kwargs: dict
 ) -> PackedLayout:
-    """The layout, after refusing everything this attention would otherwise ignore."""
+    """Return the layout, after refusing everything that this attention would otherwise ignore."""
     packed = kwargs.get("packed")
     if packed is None:
         raise ValueError("packed attention needs packed=PackedLayout(...) in the model's forward arguments")
@@ -41,7 +41,7 @@ def _checked_layout(
 
 
 class _Gather(torch.autograd.Function):
-    """x[index], whose backward pass gathers too: adding into place one token after another is many times slower."""
+    """Compute x[index]. The backward pass gathers too, because adding token by token is many times slower."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, places: Occurrences) -> Tensor:  # [T, ...] -> [M, ...]
@@ -58,7 +58,7 @@ class _Gather(torch.autograd.Function):
 
 
 class _PutBack(torch.autograd.Function):
-    """The inverse of a gather in which every token occurs once; padding is dropped and gets no gradient."""
+    """Invert a gather in which every token occurs once. Padding is dropped and gets no gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, places: Occurrences) -> Tensor:  # [M, ...] -> [T, ...]
@@ -81,10 +81,10 @@ def bucket_attention(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Packed attention as a few dense ones: rows of similar shapes are gathered, attended to and put back.
+    """Compute packed attention as a few dense ones: rows of similar shapes are gathered, attended to and put back.
 
-    query [1, heads, T, d], key and value [1, kv_heads, T, d] -> [1, T, heads, d], None. Any device; grouped queries and
-    sliding windows (by position, so also across a shared prompt) are supported.
+    query [1, heads, T, d], key and value [1, kv_heads, T, d] -> [1, T, heads, d], None. This works on any device and
+    supports grouped queries and sliding windows (by position, so also across a shared prompt).
 
     Raises:
         ValueError: the model asks for a soft cap, sinks, a position bias or bidirectional attention.
@@ -109,7 +109,7 @@ def bucket_attention(
 
 
 def _short_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: float, scaling: float | None) -> Tensor:
-    """scaled_dot_product_attention with kept scores; mask is added. Scores and softmax are float32."""
+    """Compute scaled_dot_product_attention by two matrix products. Scores, added mask and softmax are float32."""
     rows, heads, queries, size = q.shape
     flat = (rows * k.shape[1], -1, size)  # the query heads that share a key head are rows of one matrix
     scores = torch.bmm(q.reshape(flat), k.reshape(flat).transpose(1, 2)).view(rows, heads, queries, -1)
@@ -132,10 +132,13 @@ def flex_packed_attention(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Packed attention by torch's flex_attention: one fused kernel that skips blocks between segments.
+    """Compute packed attention by torch's flex_attention: one fused kernel that skips blocks between segments.
 
-    Shapes and refusals as in bucket_attention; dropout is refused too. Compiled on CUDA; on CPU it runs uncompiled, which
-    is for checking only. It has not been run on CUDA yet: feynrl_buckets is the alternative there.
+    Shapes are those of `bucket_attention`. On CUDA the kernel is compiled; on CPU it runs uncompiled, for checks only.
+    It has not been run on CUDA yet: feynrl_buckets is the alternative there.
+
+    Raises:
+        ValueError: the model asks for dropout, a soft cap, sinks, a position bias or bidirectional attention.
     """
     from torch.nn.attention.flex_attention import flex_attention
 

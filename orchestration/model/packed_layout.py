@@ -1,7 +1,7 @@
-"""Which token of a packed micro-batch sees which, as the index tensors an attention function needs.
+"""The layout of a packed micro-batch says which token sees which, as the index tensors an attention function needs.
 
-Made once per micro-batch and used by every layer. Nothing here is of size [T, T]: visibility is worked out inside rows of
-tokens that have to do with each other, or inside flex_attention's blocks.
+It is made once per micro-batch and used by every layer. Nothing in it has the size [T, T]: visibility is worked out
+within rows of tokens that can see each other, or within flex_attention's blocks.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from torch import Tensor
 from data_feeds.packing import Segment
 
 BLOCK = 128  # flex_attention's block size
-# Up to so many keys, two plain matrix products are faster on CPU than its fused kernel (forward and backward together:
-# five times in bfloat16 at 60 keys, even at 256), and the scores they keep are small beside the layer's other activations.
+# With at most this many keys, two plain matrix products are faster on CPU than the fused kernel. Forward and backward
+# together in bfloat16 they are five times faster at 60 keys and equally fast at 256. The scores they keep are small
+# compared with the layer's other activations.
 SHORT_KEYS = 192
 
 Ints = np.ndarray
@@ -26,22 +27,22 @@ Ints = np.ndarray
 
 @dataclass(frozen=True)
 class Occurrences:
-    """A gather of tokens into padded rows, and the way back. M places, T tokens."""
+    """How T tokens are gathered into M places of padded rows, and how they come back."""
 
-    index: Tensor  # [M] token at each place; 0 at padding
-    padding: Tensor  # [P] places that are padding
+    index: Tensor  # [M] the token at each place; 0 at padding
+    padding: Tensor  # [P] the places that are padding
     first: Tensor  # [T] one place of each token
-    more: Tensor  # [R] further places, of tokens that occur more than once
-    more_tokens: Tensor  # [R] the tokens there
+    more: Tensor  # [R] the further places of tokens that occur more than once
+    more_tokens: Tensor  # [R] the tokens at those places
 
     @classmethod
     def of(cls, places: list[Ints], tokens: int, device: torch.device) -> Occurrences:
-        """places: one [b, L] array per bucket, -1 at padding; every token occurs at least once."""
+        """Build the gather from one [b, L] array of tokens per bucket, -1 at padding. Every token must occur."""
         flat = np.concatenate([array.reshape(-1) for array in places])
         real = np.flatnonzero(flat >= 0)
-        _, where = np.unique(flat[real], return_index=True)
-        assert len(where) == tokens, "the rows of a layout hold every token"
-        first = real[where]
+        _, first_of_token = np.unique(flat[real], return_index=True)
+        assert len(first_of_token) == tokens, "the rows of a layout hold every token"
+        first = real[first_of_token]
         more = np.setdiff1d(real, first, assume_unique=True)
         parts = (flat.clip(min=0), np.flatnonzero(flat < 0), first, more, flat[more])
         return cls(*(torch.from_numpy(part.astype(np.int64)).to(device) for part in parts))
@@ -49,7 +50,7 @@ class Occurrences:
 
 @dataclass(frozen=True)
 class Buckets:
-    """Rows of similar shapes, padded together and attended to together."""
+    """Rows in buckets of similar shapes. The rows of a bucket are padded together and attended to together."""
 
     queries: Occurrences
     keys: Occurrences
@@ -58,12 +59,12 @@ class Buckets:
 
 
 class PackedLayout:
-    """The segments of one micro-batch, prepared for attention on `device`."""
+    """The layout of one micro-batch: its segments, prepared for attention on `device`."""
 
     def __init__(self, segments: Sequence[Segment], position_ids: np.ndarray, device: torch.device) -> None:
         self.device = device
         self.tokens = len(position_ids)
-        self.calls = 0  # attention layers that have used it in this forward pass
+        self.calls = 0  # attention layers that have used the layout in this forward pass
         self._segments = tuple(segments)
         start, low, high = (np.zeros(self.tokens, dtype=np.int64) for _ in range(3))
         for s in self._segments:
@@ -77,9 +78,12 @@ class PackedLayout:
         self._block_masks: dict[int | None, Any] = {}
 
     def sees(self, q: Tensor, k: Tensor, window: int | None) -> Tensor:
-        """Whether the query at packed index q sees the key at k: its own segment causally, its prefix, within the window."""
-        seen = ((k >= self._start[q]) & (k <= q)) | ((k >= self._low[q]) & (k < self._high[q]))
-        return seen if window is None else seen & (self._position[k] > self._position[q] - window)
+        """Return whether the query at packed index q sees the key at packed index k.
+
+        It sees the keys before it in its own segment, and its prefix, as far as they are within the window.
+        """
+        visible = ((k >= self._start[q]) & (k <= q)) | ((k >= self._low[q]) & (k < self._high[q]))
+        return visible if window is None else visible & (self._position[k] > self._position[q] - window)
 
     @property
     def buckets(self) -> Buckets:
@@ -95,23 +99,24 @@ class PackedLayout:
         return self._buckets
 
     def masks(self, window: int | None) -> list[Tensor]:
-        """Per bucket [b, 1, Lq, Lk], for full attention (None) or a sliding window of so many tokens.
+        """Return one mask per bucket, [b, 1, Lq, Lk], for full attention (None) or a sliding window of so many tokens.
 
-        bool, True where a query sees a key; with at most SHORT_KEYS keys float32 to be added, 0 there and else -inf.
+        A mask is bool, True where a query sees a key. With at most SHORT_KEYS keys it is float32, to be added to the
+        scores: 0 where a query sees a key, otherwise -inf.
         """
         if window not in self._masks:
             self._masks[window] = [self._mask(q, k, window) for q, k in self.buckets.places]
         return self._masks[window]
 
     def _mask(self, q: Tensor, k: Tensor, window: int | None) -> Tensor:
-        seen = self.sees(q.clamp(min=0)[:, :, None], k.clamp(min=0)[:, None, :], window) & (k >= 0)[:, None, :]
-        seen[..., 0] |= q < 0  # padding sees one key, so that no softmax is empty
+        visible = self.sees(q.clamp(min=0)[:, :, None], k.clamp(min=0)[:, None, :], window) & (k >= 0)[:, None, :]
+        visible[..., 0] |= q < 0  # padding sees one key, so that no softmax is empty
         if k.shape[1] > SHORT_KEYS:
-            return seen[:, None]
-        return torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, -torch.inf)[:, None]
+            return visible[:, None]
+        return torch.zeros(visible.shape, device=visible.device).masked_fill_(~visible, -torch.inf)[:, None]
 
     def block_mask(self, window: int | None) -> Any:
-        """flex_attention's block mask, straight from the segments."""
+        """Return flex_attention's block mask, made directly from the segments."""
         from torch.nn.attention.flex_attention import BlockMask
 
         if window not in self._block_masks:
@@ -127,10 +132,10 @@ class PackedLayout:
 
 
 def _rows(segments: Sequence[Segment]) -> list[tuple[Ints, Ints]]:
-    """(query tokens, key tokens) of every row.
+    """Return (query tokens, key tokens) of every row.
 
-    A prompt and its responses are one row while that is short: no token then occurs twice. Otherwise every segment is a row
-    and repeats its prefix.
+    A prompt and its responses are one row while they are short together: then no token occurs twice. Otherwise every
+    segment is a row that repeats its prefix.
     """
     families: dict[int, list[Segment]] = {}
     for s in segments:
@@ -147,7 +152,7 @@ def _rows(segments: Sequence[Segment]) -> list[tuple[Ints, Ints]]:
 
 
 def _group_by_shape(rows: list[tuple[Ints, Ints]], waste: float = 0.25) -> list[list[tuple[Ints, Ints]]]:
-    """Rows in groups whose padded area (queries * keys) is at most `waste` more than their own."""
+    """Group rows so that a group's padded area (queries * keys) exceeds the sum of its rows by at most `waste`."""
     groups: list[list[tuple[Ints, Ints]]] = []
     longest = area = 0
     for row in sorted(rows, key=lambda row: (-len(row[0]), -len(row[1]), int(row[0][0]))):
@@ -164,7 +169,7 @@ def _group_by_shape(rows: list[tuple[Ints, Ints]], waste: float = 0.25) -> list[
 
 
 def _padded(rows: list[Ints]) -> Ints:
-    """[b, longest] int64, -1 at padding."""
+    """Return the rows as one array [b, longest] int64, with -1 as padding."""
     out = np.full((len(rows), max(len(row) for row in rows)), -1, dtype=np.int64)
     for i, row in enumerate(rows):
         out[i, : len(row)] = row
@@ -172,7 +177,7 @@ def _padded(rows: list[Ints]) -> Ints:
 
 
 def _needed_blocks(segments: Sequence[Segment], tokens: int) -> np.ndarray:
-    """[T / 128, T / 128] bool: which blocks of queries see which blocks of keys at all."""
+    """Return which blocks of queries see any key of which blocks of keys: [T / 128, T / 128] bool."""
     blocks = -(-tokens // BLOCK)
     needed = np.zeros((blocks, blocks), dtype=bool)
     for s in segments:

@@ -1,4 +1,4 @@
-"""A trained reward model on disk: transformers' sequence classification format with one label, the score."""
+"""Save a trained reward model in transformers' sequence classification format, with one label: the score."""
 
 from __future__ import annotations
 
@@ -11,21 +11,26 @@ from torch import Tensor
 
 
 def save_reward_model(folder: Path, hf_model: Any, weights: dict[str, Tensor], head: dict[str, Tensor]) -> None:
-    """Write what AutoModelForSequenceClassification loads: the trunk and the value head as `score`.
+    """Write a folder that AutoModelForSequenceClassification loads: the trunk, and the value head as `score`.
 
-    weights: the causal model's by name; head: weight [H] and bias [1] of the value head. The bias has no place in that
-    format and is left out: it moves all scores alike. The score of a text is that of its last token;
-    transformers finds it by looking for the padding token, so that this must not be the end token: it is left unset, and
-    texts are scored one at a time.
+    The bias of the value head is left out, because the format has no place for it; it changes all scores alike. The
+    score of a text is that of its last token, which transformers finds by looking for padding. Our padding token may be
+    the end token, so the padding token is left unset, and texts must be scored one at a time.
 
-    Raises: ValueError when transformers has no such class for the model's family.
+    Args:
+        weights: the causal model's tensors by name.
+        head: `weight` [H] and `bias` [1] of the value head.
+
+    Raises:
+        ValueError: transformers has no such class for the model's family.
     """
     from transformers import AutoModelForSequenceClassification
 
     config = copy.deepcopy(hf_model.config)
     if type(config) not in AutoModelForSequenceClassification._model_mapping:
         raise ValueError(
-            f"{type(hf_model).__name__} has no sequence classification twin in transformers to be saved as"
+            f"transformers has no sequence classification model for {type(hf_model).__name__}, so its reward model "
+            "cannot be saved; use another model family"
         )
     config.architectures = [AutoModelForSequenceClassification._model_mapping[type(config)].__name__]
     config.num_labels = 1

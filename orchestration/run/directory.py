@@ -142,8 +142,7 @@ class RunDirectory:
             file.write(line + "\n")  # closing the file hands the line to the kernel: a killed process loses no line
 
     def write_samples(self, step: int, trajectories: Iterable[Trajectory], heldout: bool = False) -> Path:
-        """Write samples/step_000123.jsonl (with `heldout` eval_000123.jsonl), one line per response; return its path.
-        """
+        """Write samples/step_000123.jsonl (`heldout`: eval_000123.jsonl), one line per response; return its path."""
         records = [sample_record(trajectory) for trajectory in trajectories]
         path = samples_path(self.path, step, heldout)
         lines = [json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records]

@@ -219,8 +219,7 @@ def changed_keys(before: RLConfig | SLConfig, now: RLConfig | SLConfig) -> list[
 
 
 def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted keys with their values. A list item's key is its number; an empty block or list is itself a value.
-    """
+    """Yield dotted keys with their values. List items have numbers as keys; an empty block or list is a value."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
     if not items:
         yield key, value

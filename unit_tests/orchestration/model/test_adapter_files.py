@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from configs.blocks.lora import Lora
 from configs.blocks.rl import Model
 from orchestration.cluster.devices import resolve
-from orchestration.model.adapter_files import CONFIG, WEIGHTS, fingerprint, read_adapter, save_adapter
+from orchestration.model.adapter_files import CONFIG, WEIGHTS, read_adapter, save_adapter, weights_fingerprint
 from orchestration.model.lora import adapter_tensors
 from orchestration.model.merge_adapter import main, merge_adapter
 from orchestration.model.policy_model import load_policy
@@ -93,9 +93,12 @@ def start(made: Path, **changed) -> None:
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"rank": 4}, r"has rank 3 and scale 2.88675, the lora block rank 4 and scale 2.5; set lora.rank, alpha"),
-        ({"alpha": 6}, "scale 2.88675, the lora block rank 3 and scale 3.4641"),
-        ({"target_modules": ["q_proj"]}, "does not fit: .* is not the same in it and in this model"),
+        (
+            {"rank": 4},
+            r"has rank 3 and scale 2.88675, but the lora block has rank 4 and scale 2.5; set lora.rank, alpha",
+        ),
+        ({"alpha": 6}, "scale 2.88675, but the lora block has rank 3 and scale 3.4641"),
+        ({"target_modules": ["q_proj"]}, "does not fit this model with lora.rank and lora.target_modules: .* differs"),
         ({"adapter": "nowhere"}, "nowhere is no adapter in PEFT's format: it lacks adapter_config.json and"),
     ],
 )
@@ -109,7 +112,7 @@ def test_an_adapter_that_does_not_fit_is_refused(made: Path, changed: dict, why:
     ("key", "value", "why"),
     [
         ("peft_type", "IA3", "holds a IA3 adapter; only LORA"),
-        ("use_dora", True, "use_dora is True, which is not supported here"),
+        ("use_dora", True, "use_dora is True, which is not supported; merge"),
         ("rank_pattern", {"q_proj": 2}, "rank_pattern is {'q_proj': 2}"),
         ("modules_to_save", ["lm_head"], "modules_to_save is"),
     ],
@@ -125,13 +128,13 @@ def test_other_kinds_of_adapters_are_refused(made: Path, tmp_path: Path, key: st
 def test_another_base_model_is_refused(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.manual_seed(9)
     other = write_tiny_model(tmp_path / "other")
-    assert fingerprint(str(other)) != fingerprint(str(made / "model"))
+    assert weights_fingerprint(str(other)) != weights_fingerprint(str(made / "model"))
     shutil.copytree(made / "model", tmp_path / "copy")
-    assert fingerprint(str(tmp_path / "copy")) == fingerprint(str(made / "model"))
+    assert weights_fingerprint(str(tmp_path / "copy")) == weights_fingerprint(str(made / "model"))
     assert main([str(made / "adapter"), str(tmp_path / "out"), "--base", str(other)]) == 2
     assert "was trained on other weights than those of" in capsys.readouterr().err
     assert main([str(made / "adapter"), str(tmp_path / "out"), "--base", str(tmp_path / "gone")]) == 2
-    assert "give its place with --base" in capsys.readouterr().err
+    assert "give its folder with --base" in capsys.readouterr().err
     assert main([str(made / "adapter"), str(made / "model")]) == 2
     assert "exists and is not empty" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

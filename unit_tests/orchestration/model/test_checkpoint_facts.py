@@ -66,7 +66,7 @@ def test_broken_folders(model: Path) -> None:
     assert "lacks model-2.safetensors, which model.safetensors.index.json names" in refused(model)
     (model / "model.safetensors.index.json").unlink()
     (model / "config.json").write_text("{")
-    assert "its config.json is not understood" in refused(model)
+    assert "does not understand its config.json" in refused(model)
     (model / "config.json").write_text(json.dumps({"model_type": "t5"}))
     assert "is a t5, which is no causal language model" in refused(model)
     (model / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": ["BertForMaskedLM"]}))
