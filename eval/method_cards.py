@@ -41,7 +41,8 @@ python -m eval.explain grpo --set clip_high=0.28
 python -m eval.explain my_lab.my_loss:Mine
 ```
 
-Your own method takes no registration: [ADD_A_METHOD.md](../guide/ADD_A_METHOD.md).
+Your own method takes no registration: [ADD_A_METHOD.md](../guide/ADD_A_METHOD.md). Symbols that the pages share are in the
+[glossary](../GLOSSARY.md#symbols).
 
 ## From rewards
 
