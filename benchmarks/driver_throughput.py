@@ -23,10 +23,10 @@ import numpy as np
 import psutil
 import torch
 
-from algs.method import PolicyMethod
 from configs.blocks.rl import RLConfig
 from configs.reading.load import method_for
 from orchestration.trainer.rl_batches import prepare_updates
+from orchestration.trainer.token_objective import TokenObjective
 from records.rollout import Group, Prompt, Trajectory
 from rollouts.admission import Admission
 from rollouts.filter import apply_filters, filters_of
@@ -109,7 +109,7 @@ class Driver:
 
     def __init__(self, shape: Shape) -> None:
         self.config = job_config(shape)
-        self.method: PolicyMethod = method_for(self.config)
+        self.objective = TokenObjective(method_for(self.config), self.config.objective)
         self.shape, self.engines = shape, ScriptedEngines(shape)
         self.filters = filters_of(self.config.rollout.filters)
         self.admission = Admission(shape.groups, self.config.schedule.staleness, self.config.schedule.over_issue)
@@ -130,7 +130,7 @@ class Driver:
                 self._take_in(trajectory)
         groups = [self.finished.pop(name) for name in batch]
         began = time.perf_counter()
-        updates, _ = prepare_updates(groups, self.method, self.config, self.version, _nothing_frozen)
+        updates, _ = prepare_updates(groups, self.objective, self.config, self.version, _nothing_frozen)
         self.seconds["advantages and packing"] += time.perf_counter() - began
         self.packed += sum(len(b.trajectory_index) for update in updates for rank in update for b in rank)
         self.version += 1

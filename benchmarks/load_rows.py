@@ -35,6 +35,7 @@ from configs.blocks.supervised_data import SLData
 from data_feeds.chat.template import load_tokenizer
 from data_feeds.examples.supervised_data import load_supervised_data
 from data_feeds.packing import pack
+from data_feeds.responses import Responses
 
 WORDS = ("a", "quick", "fox", "jumps", "over", "the", "lazy", "dog", "while", "seven", "old", "wizards", "count")
 ROWS_PER_BATCH = 256
@@ -89,8 +90,9 @@ def measure(rows: int, draw: int, model: str) -> Result:
             batch = feed.sampler.next(min(ROWS_PER_BATCH, draw - drawn))
             drawn += len(batch)
             members = [t for example in batch for t in example]
-            ones = np.ones(len(members), dtype=np.float32)
-            (packed,) = pack(members, np.arange(len(members)), ones, ones, 0, TOKENS_PER_MICRO_BATCH, 1, False)
+            responses, ones = Responses(members), np.ones(len(members), dtype=np.float32)
+            columns = responses.columns(0, advantages=ones)
+            (packed,) = pack(responses, np.arange(len(members)), ones, columns, TOKENS_PER_MICRO_BATCH, 1, False)
             tokens += sum(micro.tokens for micro in packed)
             micro_batches += len(packed)
             peak = max(peak, memory_mb("RssAnon"))

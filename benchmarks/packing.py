@@ -25,6 +25,7 @@ import torch
 import transformers
 
 from data_feeds.packing import MicroBatch, Segment, pack
+from data_feeds.responses import Responses
 from orchestration.cluster.devices import resolve
 from orchestration.model.policy_model import PolicyModel
 from orchestration.model.prepared_batch import to_device
@@ -71,7 +72,9 @@ def packed(trajectories: list[Trajectory], max_tokens: int, share_prompts: bool)
     groups = np.asarray([int(t.group_id) for t in trajectories])
     weights = np.full(len(trajectories), 1.0 / sum(t.action_tokens for t in trajectories))
     advantages = np.random.default_rng(1).normal(size=len(trajectories))
-    return pack(trajectories, groups, advantages, weights, 0, max_tokens, 1, share_prompts)[0]
+    responses = Responses(trajectories)
+    columns = responses.columns(0, advantages=advantages)
+    return pack(responses, groups, weights, columns, max_tokens, 1, share_prompts)[0]
 
 
 def padded(trajectories: list[Trajectory], max_tokens: int, how: str) -> list[MicroBatch]:
@@ -93,10 +96,9 @@ def _as_rectangle(row: list[MicroBatch], longest: int) -> MicroBatch:
     missing = [longest - batch.tokens for batch in row]
     predict = [np.arange(batch.predict[0], longest) + i * longest for i, batch in enumerate(row)]
 
-    def stretched(name: str) -> np.ndarray:
-        return np.concatenate([np.pad(getattr(b, name), (0, extra)) for b, extra in zip(row, missing, strict=True)])
+    def stretched(of: Callable[[MicroBatch], np.ndarray]) -> np.ndarray:
+        return np.concatenate([np.pad(of(b), (0, extra)) for b, extra in zip(row, missing, strict=True)])
 
-    tokens = ("input_ids", "targets", "behavior_logprobs", "advantages", "loss_weights", "staleness")
     return replace(
         row[0],
         position_ids=np.tile(np.arange(longest), len(row)),
@@ -105,7 +107,10 @@ def _as_rectangle(row: list[MicroBatch], longest: int) -> MicroBatch:
         sequence=np.repeat(np.arange(len(row)), [len(p) for p in predict]),
         group=np.concatenate([batch.group for batch in row]),
         trajectory_index=np.concatenate([batch.trajectory_index for batch in row]),
-        **{name: stretched(name) for name in tokens},  # type: ignore[arg-type]  # none of them is `images`
+        input_ids=stretched(lambda b: b.input_ids),
+        targets=stretched(lambda b: b.targets),
+        loss_weights=stretched(lambda b: b.loss_weights),
+        columns={"advantages": stretched(lambda b: b.columns["advantages"])},
     )
 
 
@@ -116,7 +121,7 @@ def step(model: PolicyModel, batches: list[MicroBatch]) -> tuple[float, float]:
     for batch in batches:
         prepared = to_device(batch, "cpu")
         logprobs, _ = model(prepared)
-        (logprobs * prepared.advantages * prepared.loss_weights).sum().backward()
+        (logprobs * prepared.columns["advantages"] * prepared.loss_weights).sum().backward()
     return time.perf_counter() - wall, time.process_time() - processor
 
 

@@ -178,13 +178,14 @@ def token_lines(tokenizer: Any, trajectory: Trajectory) -> list[str]:
 def layout(batch: Sequence[Example], max_tokens: int, are_pairs: bool) -> list[str]:
     """How a batch becomes micro-batches of one rank: their tokens, segments and learned tokens."""
     from data_feeds.packing import pack
+    from data_feeds.responses import Responses
 
     members = [trajectory for example in batch for trajectory in example]
     groups = np.repeat(np.arange(len(batch)), [len(example) for example in batch])
-    ones = np.ones(len(members))
     (micro_batches,) = pack(
-        members, groups, ones, ones, 0, max_tokens, ranks=1, share_prompts=are_pairs, whole_groups=are_pairs
-    )
+        Responses(members), groups, np.ones(len(members)), {}, max_tokens, ranks=1, share_prompts=are_pairs,
+        whole_groups=are_pairs,
+    )  # fmt: skip
     lines = []
     for number, micro in enumerate(micro_batches[:SHOWN_MICRO_BATCHES], 1):
         segments = " ".join(f"+{s.length}" if s.prefix_length else str(s.length) for s in micro.segments[:20])

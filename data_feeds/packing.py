@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import heapq
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_feeds.responses import Responses
-from records.rollout import Trajectory
+from data_feeds.responses import Columns, Responses
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -46,15 +45,12 @@ class MicroBatch:
     segments: tuple[Segment, ...]  # disjoint, covering 0..T-1 in order
     predict: Ints  # [N] position whose logits predict the action token
     targets: Ints  # [N] the action token
-    behavior_logprobs: Floats  # [N]
-    advantages: Floats  # [N]
     loss_weights: Floats  # [N]
-    sequence: Ints  # [N] in 0..S-1
-    staleness: Ints  # [N] policy versions between sampling and now
+    sequence: Ints  # [N] in 0..S-1, in order
+    columns: Columns  # [N] each; 0 in a dummy
     group: Ints  # [S] as given to pack()
-    trajectory_index: Ints  # [S] position in the list given to pack(); DUMMY in a dummy
+    trajectory_index: Ints  # [S] position among the trajectories given to pack(); DUMMY in a dummy
     rewards: Floats  # [S] NaN where there is none; nothing trains on it, people look at it
-    columns: Mapping[str, Floats] = field(default_factory=dict)  # [N] each: what pack() was given beside the advantages
     chosen: NDArray[np.bool_] | None = None  # [S] of preference data: the preferred response, or a desirable one
     images: tuple[Any, ...] = ()  # inputs of vision-language models
 
@@ -62,15 +58,15 @@ class MicroBatch:
     def tokens(self) -> int:
         return len(self.input_ids)
 
-    def with_columns(self, columns: Mapping[str, Floats]) -> MicroBatch:
-        """The same with further numbers of its action tokens, [N] each."""
+    def with_columns(self, columns: Mapping[str, NDArray[Any]]) -> MicroBatch:
+        """Return the same with further numbers of its action tokens, [N] each, or others in place of those it has."""
         return replace(self, columns={**self.columns, **columns})
 
     def by_trajectory(self, values: Floats) -> Iterator[tuple[int, Floats]]:
-        """Each trajectory's position in the list given to pack() and its part of `values`, [N]; nothing of a dummy."""
-        for row, index in enumerate(self.trajectory_index):
-            if index != DUMMY:
-                yield int(index), values[self.sequence == row]
+        """Yield each trajectory's position among those given to pack() and its part of `values`, [N]; nothing of a dummy."""
+        if not self.is_dummy:
+            parts = np.split(values, np.searchsorted(self.sequence, np.arange(1, len(self.group))))
+            yield from zip(self.trajectory_index.tolist(), parts, strict=True)
 
     @property
     def is_dummy(self) -> bool:
@@ -89,56 +85,58 @@ class _Unit:
 
 
 def pack(
-    trajectories: Sequence[Trajectory],
+    responses: Responses,
     groups: NDArray[np.integer],
-    advantages: Sequence[Any] | NDArray[np.floating],
     loss_weights: NDArray[np.floating],
-    version: int,
+    columns: Columns,
     max_tokens: int,
     ranks: int,
     share_prompts: bool,
-    columns: Mapping[str, Sequence[NDArray[np.floating]]] | None = None,
     whole_groups: bool = False,
 ) -> list[list[MicroBatch]]:
     """Split trajectories into micro-batches: a list per rank, all lists of the same length. Deterministic.
 
-    groups, advantages and loss_weights have one entry per trajectory; the weight is that of each of its tokens, and an
-    advantage may be one number or one for each action token. `columns` are further numbers of every action token, a list of
-    arrays each, by name.
-    `version` is the policy's now. A micro-batch holds at most `max_tokens` input tokens, except that a trajectory longer
-    than that gets one of its own. A group too big for the budget is split and its prompt repeated, unless `whole_groups`
-    keeps its members together whatever they take, as pairs must be (then `share_prompts` must be on). Trajectories without
-    action tokens are left out. Ranks that would lack a micro-batch get a dummy of weight 0.
+    groups and loss_weights have one entry per trajectory; the weight is that of each of its tokens. Trajectories of weight 0
+    and those without action tokens are left out.
+    A micro-batch holds at most `max_tokens` input tokens, except that a trajectory longer than that gets one of its own. A
+    group too big for the budget is split and its prompt repeated, unless `whole_groups` keeps its members together whatever
+    they take, as pairs must be (then `share_prompts` must be on). Ranks that would lack a micro-batch get a dummy of weight 0.
 
     Raises:
         ValueError: a prompt is empty, arrays differ in length, or the trajectories of a group differ in prompt.
     """
-    if not len(trajectories) == len(groups) == len(advantages) == len(loss_weights):
-        raise ValueError("groups, advantages and loss_weights need one entry per trajectory")
+    if not len(responses.counts) == len(groups) == len(loss_weights):
+        raise ValueError("groups and loss_weights need one entry per trajectory")
+    if wrong := [name for name, values in columns.items() if len(values) != len(responses.actions)]:
+        raise ValueError(f"{', '.join(wrong)}: a column needs one entry per action token")
     assert share_prompts or not whole_groups, "only groups around one prompt are kept together"
     if max_tokens < 1 or ranks < 1:
         raise ValueError(f"max_tokens ({max_tokens}) and ranks ({ranks}) must be at least 1")
-    responses = Responses(trajectories) if trajectories else None
-    if responses is None or not responses.counts.any():
+    members: list[int] = np.flatnonzero((responses.counts > 0) & (loss_weights != 0)).tolist()
+    if not members:
         return [[] for _ in range(ranks)]
-    members: list[int] = np.flatnonzero(responses.counts).tolist()
     bodies = responses.bodies()
     if share_prompts:
         by_group: dict[int, list[int]] = {}
         for i in members:
             by_group.setdefault(int(groups[i]), []).append(i)
         limit = sys.maxsize if whole_groups else max_tokens
-        units = [unit for group in by_group.values() for unit in _shared_units(trajectories, bodies, group, limit)]
+        units = [unit for group in by_group.values() for unit in _shared_units(responses, bodies, group, limit)]
     else:
-        units = [_unit(trajectories, bodies, [i]) for i in members]
+        units = [_unit(responses, bodies, [i]) for i in members]
     bins = _balance(units, max_tokens, ranks)
-    per_token = {"advantages": advantages, "loss_weights": loss_weights, **(columns or {})}
-    dummy = _dummy(trajectories[members[0]], per_token)
+    columns = {name: _for_trainer(values) for name, values in columns.items()}
+    dummy = _dummy(responses.trajectories[members[0]].prompt_ids[-1:].astype(np.int64), columns)
     batches = [
-        _micro_batch(trajectories, responses, bodies, content, groups, per_token, version) if content else dummy
+        _micro_batch(responses, bodies, content, groups, loss_weights, columns) if content else dummy
         for content in bins
     ]
     return [batches[rank::ranks] for rank in range(ranks)]
+
+
+def _for_trainer(values: NDArray[Any]) -> NDArray[Any]:
+    """Return a column in the types that losses work with: float32, or int64 for whole numbers."""
+    return values.astype(np.int64 if np.issubdtype(values.dtype, np.integer) else np.float32, copy=False)
 
 
 def _distinct(bodies: list[bytes]) -> list[bytes]:
@@ -150,18 +148,18 @@ def _distinct(bodies: list[bytes]) -> list[bytes]:
     return kept
 
 
-def _unit(trajectories: Sequence[Trajectory], bodies: list[bytes], members: list[int]) -> _Unit:
-    prompt = np.asarray(trajectories[members[0]].prompt_ids, dtype=np.int64).tobytes()
+def _unit(responses: Responses, bodies: list[bytes], members: list[int]) -> _Unit:
+    first = responses.trajectories[members[0]]
+    prompt = np.asarray(first.prompt_ids, dtype=np.int64).tobytes()
     if not prompt:
-        raise ValueError(f"trajectory {trajectories[members[0]].group_id}: its prompt has no tokens to predict from")
+        raise ValueError(f"trajectory {first.group_id}: its prompt has no tokens to predict from")
     distinct = _distinct([bodies[i] for i in members])
     return _Unit(prompt, tuple(distinct), tuple(members), (len(prompt) + sum(map(len, distinct))) // 8)
 
 
-def _shared_units(
-    trajectories: Sequence[Trajectory], bodies: list[bytes], members: list[int], max_tokens: int
-) -> list[_Unit]:
-    """A group as few units as the budget allows; equal and nested responses stay together."""
+def _shared_units(responses: Responses, bodies: list[bytes], members: list[int], max_tokens: int) -> list[_Unit]:
+    """Return a group as few units as the budget allows; equal and nested responses stay together."""
+    trajectories = responses.trajectories
     prompt_ids = trajectories[members[0]].prompt_ids
     for i in members:
         own = trajectories[i].prompt_ids  # mostly the very same array, which is quick to see
@@ -170,7 +168,7 @@ def _shared_units(
                 f"group {trajectories[i].group_id}: its trajectories differ in prompt; share_prompts must be off"
             )
     if len(prompt_ids) + sum(len(bodies[i]) for i in members) // 8 <= max_tokens:
-        return [_unit(trajectories, bodies, members)]
+        return [_unit(responses, bodies, members)]
     chunks: list[list[int]] = []
     used = max_tokens  # forces a first chunk
     kept: list[bytes] = []
@@ -184,7 +182,7 @@ def _shared_units(
         chunks[-1].append(i)
         kept.append(bodies[i])
         used += cost
-    return [_unit(trajectories, bodies, sorted(chunk)) for chunk in chunks]
+    return [_unit(responses, bodies, sorted(chunk)) for chunk in chunks]
 
 
 def _balance(units: list[_Unit], max_tokens: int, ranks: int) -> list[list[_Unit]]:
@@ -213,13 +211,12 @@ def _balance(units: list[_Unit], max_tokens: int, ranks: int) -> list[list[_Unit
 
 
 def _micro_batch(
-    trajectories: Sequence[Trajectory],
     responses: Responses,
     bodies: list[bytes],
     units: list[_Unit],
     groups: NDArray[np.integer],
-    per_token: Mapping[str, Sequence[Any] | NDArray[np.floating]],
-    version: int,
+    loss_weights: NDArray[np.floating],
+    columns: Columns,
 ) -> MicroBatch:
     pieces: list[bytes] = []  # prompts and bodies in order
     firsts: list[int] = []  # position of each piece's first token within its sequence
@@ -258,45 +255,29 @@ def _micro_batch(
     before = np.cumsum(sizes) - sizes
     index = np.asarray(members, dtype=np.int64)
     counts = responses.counts[index]
-    actions = responses.actions(members)
+    order = responses.order(members)
+    actions = responses.actions[order]
     within = actions - np.repeat(responses.starts[index], counts)  # place in its own response
-    staleness = version - responses.versions[actions].astype(np.int64)
-    assert (staleness >= 0).all(), "a token is newer than the policy"
-    columns = {name: _by_token(values, members, counts) for name, values in per_token.items()}
-    chosen = [trajectories[i] for i in members]
+    kept = [responses.trajectories[i] for i in members]
     return MicroBatch(
         input_ids=np.frombuffer(bytearray().join(pieces), dtype=np.int64),
         position_ids=np.arange(total, dtype=np.int64) + np.repeat(np.asarray(firsts) - before, sizes),
         segments=tuple(segments),
         predict=np.where(within == 0, np.repeat(prompt_ends, counts), np.repeat(body_starts, counts) + within) - 1,
         targets=responses.token_ids[actions],
-        behavior_logprobs=responses.behavior_logprobs[actions].astype(np.float32),
-        advantages=columns.pop("advantages"),
-        loss_weights=columns.pop("loss_weights"),
+        loss_weights=np.repeat(loss_weights[index].astype(np.float32), counts),
         sequence=np.repeat(np.arange(len(members), dtype=np.int64), counts),
-        staleness=staleness,
+        columns={name: values[order] for name, values in columns.items()},
         group=np.asarray(groups)[index].astype(np.int64),
         trajectory_index=index,
-        rewards=np.asarray([np.nan if t.reward is None else t.reward for t in chosen], dtype=np.float32),
-        columns=columns,
-        chosen=None if chosen[0].chosen is None else np.asarray([t.chosen for t in chosen], dtype=np.bool_),
-        images=tuple(image for t in chosen for image in t.prompt.images),
+        rewards=np.asarray([np.nan if t.reward is None else t.reward for t in kept], dtype=np.float32),
+        chosen=None if kept[0].chosen is None else np.asarray([t.chosen for t in kept], dtype=np.bool_),
+        images=tuple(image for t in kept for image in t.prompt.images),
     )
 
 
-def _by_token(values: Sequence[Any] | NDArray[np.floating], members: list[int], counts: Ints) -> Floats:
-    """What trajectories were given, one number each or one for every action token, by action token. [N]"""
-    if isinstance(values, np.ndarray) and values.ndim == 1:
-        return np.repeat(values[members], counts).astype(np.float32)
-    own = [np.asarray(values[i]) for i in members]
-    if [v.shape for v in own] != [(count,) for count in counts.tolist()]:
-        own = [np.broadcast_to(v, count) for v, count in zip(own, counts, strict=True)]
-    return np.concatenate(own).astype(np.float32)
-
-
-def _dummy(like: Trajectory, per_token: Mapping[str, Any]) -> MicroBatch:
-    """One real token that predicts itself with weight 0."""
-    token = np.asarray(like.prompt_ids[-1:], dtype=np.int64)
+def _dummy(token: Ints, columns: Columns) -> MicroBatch:
+    """Return one real token that predicts itself with weight 0."""
     zeros = np.zeros(1, dtype=np.int64)
     return MicroBatch(
         input_ids=token,
@@ -304,13 +285,10 @@ def _dummy(like: Trajectory, per_token: Mapping[str, Any]) -> MicroBatch:
         segments=(Segment(0, 1),),
         predict=zeros,
         targets=token,
-        behavior_logprobs=np.zeros(1, dtype=np.float32),
-        advantages=np.zeros(1, dtype=np.float32),
         loss_weights=np.zeros(1, dtype=np.float32),
         sequence=zeros,
-        staleness=zeros,
+        columns={name: np.zeros(1, dtype=values.dtype) for name, values in columns.items()},
         group=zeros,
         trajectory_index=np.full(1, DUMMY, dtype=np.int64),
         rewards=np.full(1, np.nan, dtype=np.float32),
-        columns={n: np.zeros(1, dtype=np.float32) for n in per_token if n not in ("advantages", "loss_weights")},
     )

@@ -27,6 +27,7 @@ def teach(untrained: Path, out: Path, seed: int, steps: int = STEPS) -> float:
     from configs.blocks.rl import Model, Train
     from data_feeds.chat.template import load_tokenizer
     from data_feeds.packing import pack
+    from data_feeds.responses import Responses
     from orchestration.cluster.devices import resolve
     from orchestration.trainer.settings import TrainerSettings
     from orchestration.trainer.trainer import Trainer
@@ -40,12 +41,12 @@ def teach(untrained: Path, out: Path, seed: int, steps: int = STEPS) -> float:
     for step in range(steps):
         rows = examples[step * BATCH : (step + 1) * BATCH]
         tokens = sum(row.action_tokens for row in rows)
+        responses = Responses(rows)
         batches = pack(
-            trajectories=rows,
+            responses,
             groups=np.arange(BATCH),
-            advantages=np.zeros(BATCH, dtype=np.float32),
             loss_weights=np.full(BATCH, 1 / tokens, dtype=np.float32),
-            version=0,
+            columns=responses.columns(0, advantages=np.zeros(BATCH, dtype=np.float32)),
             max_tokens=train.max_tokens_per_micro_batch,
             ranks=1,
             share_prompts=False,
@@ -53,7 +54,7 @@ def teach(untrained: Path, out: Path, seed: int, steps: int = STEPS) -> float:
         loss = trainer.step([batches[0]]).means()["train/loss"]
         if (step + 1) % 50 == 0:
             print(f"supervised step {step + 1}/{steps}  loss {loss:.3f}", flush=True)
-    trainer.save(out)
+    trainer.weights.save(out)
     return loss
 
 

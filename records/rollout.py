@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,22 @@ class Trajectory:
     @property
     def truncated(self) -> bool:
         return self.finish_reason == "length"
+
+    def with_a_state_after(self) -> Trajectory:
+        """Return the trajectory with one more action token, whose state is the one after the last real token. The token itself
+        is predicted only, never an input, so that which one it is does not matter."""
+
+        def longer(array: np.ndarray, value: float) -> np.ndarray:
+            return np.append(array, np.asarray(value, dtype=array.dtype))
+
+        return replace(
+            self,
+            token_ids=longer(self.token_ids, 0),
+            behavior_logprobs=longer(self.behavior_logprobs, 0),
+            versions=longer(self.versions, self.versions[-1]),
+            is_action=longer(self.is_action, True),
+            turn=longer(self.turn, self.turn[-1]),
+        )
 
 
 @dataclass

@@ -69,7 +69,7 @@ def made_up_groups(sizes: tuple[int, ...], with_critic: bool) -> Groups:
     )
 
 
-def silent_at_zero_advantage(method: PolicyMethod) -> bool:
+def ignores_zero_advantage(method: PolicyMethod) -> bool:
     """Whether a token with advantage 0 gives no gradient under this method and its parameters.
 
     A KL term acts on every token, and so does a critic's loss: then nothing may be left out of the forward pass.

@@ -23,20 +23,16 @@ class PreparedBatch:
     positions: Tensor  # [U] distinct positions whose hidden state the head sees
     rows: Tensor  # [N] in 0..U-1
     targets: Tensor  # [N] int64
-    behavior_logprobs: Tensor  # [N] float32
-    advantages: Tensor  # [N] float32
     loss_weights: Tensor  # [N] float32
     sequence: Tensor  # [N] int64 in 0..S-1
-    staleness: Tensor  # [N] int64
     group: Tensor  # [S] int64
-    trajectory_index: Tensor  # [S] int64
-    columns: dict[str, Tensor]  # [N] float32 each, e.g. old_logprobs
     chosen: Tensor | None  # [S] bool, of preference data
+    columns: dict[str, Tensor]  # [N] each, as in MicroBatch
     is_dummy: bool
 
 
 def to_device(batch: MicroBatch, device: str | torch.device) -> PreparedBatch:
-    """Tensors and attention indices of a micro-batch, made once for all its forward passes."""
+    """Return the tensors and attention indices of a micro-batch, made once for all its forward passes."""
     device = torch.device(device)
     if batch.images:
         raise ValueError("this trainer takes text only; the prompts carry images")
@@ -52,14 +48,10 @@ def to_device(batch: MicroBatch, device: str | torch.device) -> PreparedBatch:
         positions=tensor(positions),
         rows=tensor(rows),
         targets=tensor(batch.targets),
-        behavior_logprobs=tensor(batch.behavior_logprobs),
-        advantages=tensor(batch.advantages),
         loss_weights=tensor(batch.loss_weights),
         sequence=tensor(batch.sequence),
-        staleness=tensor(batch.staleness),
         group=tensor(batch.group),
-        trajectory_index=tensor(batch.trajectory_index),
-        columns={name: tensor(values) for name, values in batch.columns.items()},
         chosen=None if batch.chosen is None else tensor(batch.chosen),
+        columns={name: tensor(values) for name, values in batch.columns.items()},
         is_dummy=batch.is_dummy,
     )

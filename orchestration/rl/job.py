@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from algs.method import PolicyMethod
 from configs.blocks.rl import RLConfig
 from data_feeds.prompts.prompts import PromptSets
 from data_feeds.prompts.sampler import ShuffledPrompts
@@ -30,6 +29,7 @@ from orchestration.run.nonfinite import NonFiniteError, not_finite_message, skip
 from orchestration.run.resume import DriverState, read_replay_buffer, trainer_folder, write_replay_buffer
 from orchestration.trainer.recompute import recomputed_columns
 from orchestration.trainer.rl_batches import prepare_updates
+from orchestration.trainer.token_objective import TokenObjective
 from records.rollout import Trajectory
 from rollouts.vllm.sampling import Sampling
 
@@ -38,11 +38,11 @@ class RLJob:
     """One job's state: policy version, prompt order, clock and tally of the step, handles on all who work for it."""
 
     def __init__(
-        self, config: RLConfig, method: PolicyMethod, prompts: PromptSets, run: RunDirectory, actors: Actors,
+        self, config: RLConfig, objective: TokenObjective, prompts: PromptSets, run: RunDirectory, actors: Actors,
         console: Console,
     ) -> None:  # fmt: skip
         assert actors.trainers is not None
-        self.config, self.method, self.run, self.console = config, method, run, console
+        self.config, self.objective, self.run, self.console = config, objective, run, console
         self.trainers, self.rollouts = actors.trainers, actors.rollouts
         self.weights = WeightSync(config, self.trainers, self.rollouts, console.warning, actors.watch.get)
         self.sampling = Sampling.of_rollout(config.rollout, run_seed=config.run.seed)
@@ -50,7 +50,7 @@ class RLJob:
             prompts.train, config.run.seed, config.data.retire_pass_rate, config.reward.pass_threshold,
             config.rollout.prompts_per_step,
         )  # fmt: skip
-        self.rollout_queue = RolloutQueue(config, self.rollouts, self.sampler, self.sampling, console.note)
+        self.rollout_queue = RolloutQueue(config, objective, self.rollouts, self.sampler, self.sampling, console.note)
         self.heldout = prompts.heldout[: config.eval.max_prompts]
         self.probes = prompts.train[: config.sync.probe_prompts]
         self.probe_sampling = probe_sampling(config, self.sampling)
@@ -127,7 +127,9 @@ class RLJob:
         skipped_in_a_row = 0
         with self._phase("train"), self._engines_asleep():
             self._meanwhile()  # engines go on with the next batch
-            updates, prepared = prepare_updates(batch.groups, self.method, self.config, self.version, self._recompute)
+            updates, prepared = prepare_updates(
+                batch.groups, self.objective, self.config, self.version, self._recompute
+            )
             self.tally.merge(prepared)
             if updates:
                 tally, skipped_in_a_row = self.trainers.step(updates, step)
@@ -157,7 +159,7 @@ class RLJob:
     def _recompute(self, trajectories: list[Trajectory], names: Sequence[str]) -> dict[str, list[np.ndarray]]:
         train = self.config.train
         return recomputed_columns(
-            self.trainers, trajectories, names, self.version, train.max_tokens_per_micro_batch, train.share_prompts
+            self.trainers, trajectories, names, train.max_tokens_per_micro_batch, train.share_prompts
         )
 
     def sync(self, batch: Batch) -> None:

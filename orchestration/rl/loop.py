@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from algs.method import PolicyMethod
 from configs.blocks.rl import RLConfig
 from configs.reading.load import method_for
 from data_feeds.prompts.prompts import PromptSets
@@ -26,6 +25,7 @@ from orchestration.run.console import Console
 from orchestration.run.directory import RunDirectory, checkpoints, read_marker
 from orchestration.run.logs import captured_output
 from orchestration.run.resume import DriverState, begin_anew, go_back, newest_resumable, owes_evaluation, way_on
+from orchestration.trainer.token_objective import TokenObjective
 
 WriteReport = Callable[[Path], Path]
 
@@ -36,14 +36,14 @@ def run_rl(config: RLConfig, prompts: PromptSets, run: RunDirectory, write_repor
     What is worth keeping is in the run directory. Raises: as `drive`; TrainerLost after failures.job_restarts, or where the
     checkpoint holds no state to go on from.
     """
-    method = method_for(config)
+    objective = TokenObjective(method_for(config), config.objective)
     with ExitStack() as stack:
         screen = stack.enter_context(captured_output(run.log_path("driver")))
         console = stack.enter_context(Console(config.run.name, config.train.steps, screen))
         checkpoint = run.resumed_from
         for restarts in range(config.failures.job_restarts + 1):
             try:
-                attempt(config, method, prompts, run, console, write_report, checkpoint)
+                attempt(config, objective, prompts, run, console, write_report, checkpoint)
                 return
             except TrainerLost as lost:
                 checkpoint = newest_resumable(run)
@@ -59,16 +59,16 @@ def run_rl(config: RLConfig, prompts: PromptSets, run: RunDirectory, write_repor
 
 
 def attempt(
-    config: RLConfig, method: PolicyMethod, prompts: PromptSets, run: RunDirectory, console: Console,
+    config: RLConfig, objective: TokenObjective, prompts: PromptSets, run: RunDirectory, console: Console,
     write_report: WriteReport, checkpoint: Path | None,
 ) -> None:  # fmt: skip
     """The job with actors of its own, from its beginning or from a checkpoint. Raises: as `drive`."""
     with ExitStack() as stack:
         with console.phase("starting engines and trainer"):
             actors = stack.enter_context(
-                started_actors(EngineJob.of_rl(config), Training.of(config, method, run), run, console.warning)
+                started_actors(EngineJob.of_rl(config), Training.of(config, objective.method, run), run, console.warning)
             )
-        job = RLJob(config, method, prompts, run, actors, console)
+        job = RLJob(config, objective, prompts, run, actors, console)
         if checkpoint is not None:
             go_on(job, checkpoint)
         drive(job, write_report)

@@ -9,12 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from configs.blocks.rl import RLConfig
-from configs.reading.load import method_for
 from data_feeds.prompts.sampler import PromptSampler
 from orchestration.engines.pool import WAIT_SECONDS, EnginePool
 from orchestration.engines.requests import step_requests
 from orchestration.metrics.tally import Tally
-from orchestration.trainer.rl_batches import drops_silent
+from orchestration.trainer.rl_batches import drops_zero_advantage
 from orchestration.trainer.token_objective import TokenObjective
 from records.rollout import Group, Prompt, Trajectory
 from rollouts.admission import Admission
@@ -67,8 +66,8 @@ class RolloutQueue:
     """Asks prompts and hands over batches. `note` tells the user something, once."""
 
     def __init__(
-        self, config: RLConfig, rollouts: EnginePool, sampler: PromptSampler, sampling: Sampling,
-        note: Callable[[str], None],
+        self, config: RLConfig, objective: TokenObjective, rollouts: EnginePool, sampler: PromptSampler,
+        sampling: Sampling, note: Callable[[str], None],
     ) -> None:  # fmt: skip
         rollout, schedule = config.rollout, config.schedule
         self.rollout, self.schedule, self.steps = rollout, schedule, config.train.steps
@@ -76,8 +75,7 @@ class RolloutQueue:
         self.filters = filters_of(rollout.filters)
         prompts = rollout.prompts_per_step
         self.reuse = ReuseBuffer(schedule.replay_buffer_versions, schedule.reused_groups(prompts), config.run.seed)
-        objective = TokenObjective(method_for(config), config.objective)
-        self._drops_silent = drops_silent(objective, config.train)
+        self._drops_zero_advantage = drops_zero_advantage(objective, config.train)
         self._in_training: tuple[int, list[Group]] = (0, [])  # version and fresh groups of the batch taken last
         self.admission = Admission.of(schedule, prompts)
         self.fresh_per_step = self.admission.batch_groups
@@ -203,7 +201,7 @@ class RolloutQueue:
         when one is Inf or NaN, which has its update skipped each time."""
         found = [t.advantage for t in group.trained]
         is_sound = all(math.isfinite(advantage) for advantage in found if advantage is not None)
-        return is_sound and not (self._drops_silent and all(advantage == 0 for advantage in found))
+        return is_sound and not (self._drops_zero_advantage and all(advantage == 0 for advantage in found))
 
     def _refuse_old_tokens(self, groups: list[Group], version: int) -> None:
         """The bound that admission keeps by deadlines, of the tokens themselves."""

@@ -259,7 +259,7 @@ def probe_weights(
     """
     trajectories = rollouts.probe(prompts, sampling, version)
     budget = config.train.max_tokens_per_micro_batch
-    ours = recomputed_columns(trainers, trajectories, ["old_logprobs"], version, budget, share_prompts=False)
+    ours = recomputed_columns(trainers, trajectories, ["old_logprobs"], budget, share_prompts=False)
     result = compare([t.behavior_logprobs for t in trajectories], ours["old_logprobs"], tolerance_for(config))
     tally = Tally()
     tally.add("sync/probe_gap_mean", result.mean_gap)

@@ -54,9 +54,7 @@ class InFlightSync:
         self._tokens = probe_tokens(trajectories, sync.probe_prompts, sync.probe_tokens, longest)
         self.rollouts.begin_load(version, notice, self._to_score)
         budget = self.config.train.max_tokens_per_micro_batch
-        ours = recomputed_columns(
-            self.trainers, self._tokens, ["old_logprobs"], version, budget, False, temperature=1.0
-        )
+        ours = recomputed_columns(self.trainers, self._tokens, ["old_logprobs"], budget, False, temperature=1.0)
         self._expected = ours["old_logprobs"]
         return tally
 

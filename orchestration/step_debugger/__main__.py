@@ -202,7 +202,7 @@ def cell(name: str, value: object) -> str:
 
 def stop_before_loss(run: Rerun, objective: TokenObjective, tokens: Sequence[PolicyTokens]) -> None:
     """Open the debugger right before the method's loss of the micro-batch that holds the largest |loss|."""
-    losses = [float(objective(t).policy.abs().max().nan_to_num(nan=torch.inf)) for t in tokens]
+    losses = [float(objective(t).loss.abs().max().nan_to_num(nan=torch.inf)) for t in tokens]
     index = int(np.argmax(losses))
     print(
         f"t: the {len(tokens[index].logprobs)} tokens of micro-batch {index} of {len(losses)}, with the largest |loss|.\n"

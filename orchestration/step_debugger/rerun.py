@@ -14,10 +14,12 @@ from torch import Tensor
 
 from algs.introspection.method_facts import reads
 from algs.method import PolicyMethod
-from algs.records import PolicyTokens
+from algs.records import PolicyTokens, TokenLoss
+from configs.blocks.objective import Objective
 from orchestration.cluster.devices import environment_for_trainer, free_port, resolve
 from orchestration.step_debugger.loaded_step import LoadedStep
-from orchestration.trainer.token_objective import ObjectiveLoss, TokenObjective
+from orchestration.trainer.resume_state import Counters
+from orchestration.trainer.token_objective import TokenObjective
 
 if TYPE_CHECKING:
     from orchestration.metrics.tally import Tally
@@ -57,12 +59,9 @@ class Rerun:
 
     saved: LoadedStep
     device: str
+    objective: TokenObjective
     metrics: list[Compared]
     tokens: list[PolicyTokens]  # of each of saved.batches, as the loss saw them, without gradient
-
-    @property
-    def objective(self) -> TokenObjective:
-        return TokenObjective(self.saved.method, self.saved.settings.objective)
 
     @property
     def differing(self) -> list[Compared]:
@@ -75,13 +74,13 @@ class Rerun:
 
 
 class RecordingObjective(TokenObjective):
-    """A step's objective that keeps the tokens of each micro-batch as the loss saw them."""
+    """An objective that keeps the tokens of each micro-batch as the loss saw them."""
 
-    def __init__(self, like: TokenObjective) -> None:
-        super().__init__(like.method, like.objective)
+    def __init__(self, method: PolicyMethod, objective: Objective) -> None:
+        super().__init__(method, objective)
         self.seen: list[PolicyTokens] = []
 
-    def __call__(self, t: PolicyTokens) -> ObjectiveLoss:
+    def __call__(self, t: PolicyTokens) -> TokenLoss:
         self.seen.append(detached(t))
         return super().__call__(t)
 
@@ -107,12 +106,12 @@ def rerun(saved: LoadedStep, device: str | None = None) -> Rerun:
     from orchestration.trainer.trainer import Trainer  # DeepSpeed reads the environment as it is imported
 
     trainer = Trainer(saved.settings, saved.method, spec, with_reference=False)
-    trainer.load_value_parameters(saved.values())
-    trainer.steps, trainer.updates = live.steps_done, live.updates_done
-    recording = RecordingObjective(trainer.objective)
-    trainer.objective = recording
+    trainer.weights.load_value_parameters(saved.values())
+    trainer.counters = Counters(live.steps_done, live.updates_done)
+    objective = trainer.objective
+    trainer.objective = recording = RecordingObjective(saved.method, saved.settings.objective)
     tally = trainer.update(saved.batches)
-    return Rerun(saved, spec.device, compared(saved.live, tally, ranks=len(saved.parts)), recording.seen)
+    return Rerun(saved, spec.device, objective, compared(saved.live, tally, ranks=len(saved.parts)), recording.seen)
 
 
 def compared(live: Tally, replayed: Tally, ranks: int) -> list[Compared]:
@@ -169,7 +168,7 @@ def gradients(run: Rerun, asked: Sequence[tuple[TokenObjective, Sequence[PolicyT
         logprobs, entropy = policy(prepared, settings.temperature)
         for total, (objective, tokens) in zip(sums, asked, strict=True):
             answer = objective(dataclasses.replace(tokens[index], logprobs=logprobs, entropy=entropy))
-            loss = (answer.policy * prepared.loss_weights).sum()
+            loss = (answer.loss * prepared.loss_weights).sum()
             if loss.requires_grad:
                 found = torch.autograd.grad(loss, list(parameters.values()), retain_graph=True, allow_unused=True)
                 for name, gradient in zip(parameters, found, strict=True):

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algs.records import PolicyTokens
-from configs.blocks.objective import Objective
+from algs.records import PolicyTokens, TokenLoss
 from data_feeds.packing import MicroBatch
 from orchestration.trainer.token_objective import TokenObjective
 
@@ -130,7 +129,7 @@ def token_table(
 def _columns(batch: MicroBatch, t: PolicyTokens, objective: TokenObjective) -> dict[str, np.ndarray]:
     weights = torch.from_numpy(np.array(batch.loss_weights)).to(t.logprobs.device)
     whole, answer = policy_gradient(objective, t, weights)
-    alone, _ = policy_gradient(TokenObjective(objective.method, Objective()), t, weights)
+    alone, _ = policy_gradient(objective.method.loss, t, weights)
     _, keep = objective.correct(t)
     clipped = (alone == 0) & (t.advantages != 0)
     starts = np.searchsorted(batch.sequence, np.arange(len(batch.group)))
@@ -140,7 +139,7 @@ def _columns(batch: MicroBatch, t: PolicyTokens, objective: TokenObjective) -> d
         "trajectory": batch.trajectory_index[batch.sequence],
         "position": np.arange(len(batch.sequence)) - starts[batch.sequence],
         "group": batch.group[batch.sequence],
-        "staleness": batch.staleness,
+        "staleness": t.staleness,
         "reward": batch.rewards[batch.sequence],
         "advantage": t.advantages,
         "behavior_logprob": t.behavior_logprobs,
@@ -153,7 +152,7 @@ def _columns(batch: MicroBatch, t: PolicyTokens, objective: TokenObjective) -> d
         "value": t.values,
         "ratio": torch.exp(t.logprobs - t.old_logprobs),
         "rho": torch.exp(t.old_logprobs - t.behavior_logprobs),
-        "loss": answer.policy,
+        "loss": answer.loss,
         "value_loss": answer.critic,
         "loss_weight": weights,
         "weight": 0 - torch.where(weights == 0, whole, whole / weights),
@@ -162,13 +161,15 @@ def _columns(batch: MicroBatch, t: PolicyTokens, objective: TokenObjective) -> d
     return {name: _array(values) for name, values in found.items() if values is not None}
 
 
-def policy_gradient(objective: TokenObjective, t: PolicyTokens, weights: Tensor) -> tuple[Tensor, Any]:
+def policy_gradient(
+    loss: Callable[[PolicyTokens], TokenLoss], t: PolicyTokens, weights: Tensor
+) -> tuple[Tensor, TokenLoss]:
     """d(weighted policy loss)/d log pi of each token [N], and the objective's answer."""
     leaf = t.logprobs.detach().clone().requires_grad_()
-    answer = objective(dataclasses.replace(t, logprobs=leaf))
-    if not answer.policy.requires_grad:
+    answer = loss(dataclasses.replace(t, logprobs=leaf))
+    if not answer.loss.requires_grad:
         return torch.zeros_like(leaf), answer
-    (gradient,) = torch.autograd.grad((answer.policy * weights).sum(), leaf, allow_unused=True)
+    (gradient,) = torch.autograd.grad((answer.loss * weights).sum(), leaf, allow_unused=True)
     return torch.zeros_like(leaf) if gradient is None else gradient, answer
 
 

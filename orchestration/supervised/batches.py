@@ -12,7 +12,7 @@ from algs.parts.aggregation import token_weights
 from configs.blocks.supervised import SLConfig
 from data_feeds.examples.examples import Example
 from data_feeds.packing import MicroBatch, pack
-from orchestration.trainer.recompute import with_a_state_after
+from data_feeds.responses import Responses
 
 Reference = Mapping[tuple[str, int], np.ndarray]  # log pi_ref of the trained tokens by (group_id, sample)
 
@@ -33,22 +33,21 @@ class Packing:
         """Micro-batches of each rank. Loss weights hold the denominators of all the examples together."""
         members = [t for example in examples for t in example]
         groups = np.repeat(np.arange(len(examples)), [len(example) for example in examples])
-        columns = None
-        if self.reference is not None:
-            columns = {"ref_logprobs": [self.reference[t.group_id, t.sample] for t in members]}
         if self.scores_responses:
-            members = [with_a_state_after(t) for t in members]
-        lengths = torch.tensor([t.action_tokens for t in members])
+            members = [t.with_a_state_after() for t in members]
+        responses = Responses(members)
+        columns = responses.columns(0, advantages=np.zeros(len(members), dtype=np.float32))
+        if self.reference is not None:
+            columns["ref_logprobs"] = np.concatenate([self.reference[t.group_id, t.sample] for t in members])
+        lengths = torch.from_numpy(responses.counts)
         weights = token_weights(self.aggregation, lengths, torch.from_numpy(groups), self.max_tokens)
         return pack(
-            trajectories=members,
+            responses,
             groups=groups,
-            advantages=np.zeros(len(members), dtype=np.float32),
             loss_weights=weights.numpy(),
-            version=0,
+            columns=columns,
             max_tokens=self.train.max_tokens_per_micro_batch,
             ranks=self.ranks,
             share_prompts=self.train.share_prompts and self.whole_groups,
-            columns=columns,
             whole_groups=self.whole_groups,
         )

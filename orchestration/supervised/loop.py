@@ -121,12 +121,12 @@ class SLJob:
             tally = self.trainer.step([self._with_reference(batches)], step)
         self.tally.merge(tally)
         self.metrics.update({f"data/{name}": value for name, value in counted.items()})
-        if self.trainer.skipped_in_a_row and self.console is not None:
-            self.console.warning(skipped_warning(step, self.trainer.skipped_in_a_row, self.run))
-        if self.trainer.skipped_in_a_row >= self.config.train.max_skipped_in_a_row:
+        if self.trainer.counters.skipped_in_a_row and self.console is not None:
+            self.console.warning(skipped_warning(step, self.trainer.counters.skipped_in_a_row, self.run))
+        if self.trainer.counters.skipped_in_a_row >= self.config.train.max_skipped_in_a_row:
             self.gather()
             self.checkpoint(step)
-            raise NonFiniteError(not_finite_message(step, self.trainer.skipped_in_a_row, self.run))
+            raise NonFiniteError(not_finite_message(step, self.trainer.counters.skipped_in_a_row, self.run))
 
     def _with_reference(self, batches: list[MicroBatch]) -> list[MicroBatch]:
         """The micro-batches with the reference's log-probabilities, where a second model is asked for them."""
@@ -157,7 +157,7 @@ class SLJob:
             folder = self.run.partial_checkpoint(step)
             if is_first_rank():
                 stack.enter_context(self.run.checkpoint(step))
-            self.trainer.save(folder)  # the first rank writes, the others take part in gathering
+            self.trainer.weights.save(folder)  # the first rank writes, the others take part in gathering
             if self.config.checkpoint.resume_state:
                 torch.distributed.barrier()  # the first rank makes the folder
                 self.trainer.save_state(trainer_folder(folder))

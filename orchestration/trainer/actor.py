@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import ray
 
 from algs.method import PolicyMethod
@@ -67,15 +66,14 @@ class TrainerActor:
         self.sender = WeightSender(sync_method, Path(sync_folder), device) if self.is_first else None
 
     def step(self, updates: list[list[MicroBatch]], step: int) -> tuple[Tally, int]:
-        with self.activity.during(f"step {step}"):
-            tally = self.trainer.step(updates, step)
-        return tally, self.trainer.skipped_in_a_row
+        """Run a step's updates; return its metrics, and how many updates in a row were skipped up to its end."""
+        tally = self.call(f"step {step}", "step", updates, step)
+        return tally, self.trainer.counters.skipped_in_a_row
 
-    def recompute(
-        self, batches: list[MicroBatch], names: Sequence[str], temperature: float | None = None
-    ) -> list[dict[str, np.ndarray]]:
-        with self.activity.during(f"compute {', '.join(names)}"):
-            return self.trainer.recompute(batches, names, temperature)
+    def call(self, doing: str, method: str, *arguments: Any) -> Any:
+        """Call a method of the trainer by its name, such as "weights.save"; `doing` is what the heartbeat says meanwhile."""
+        with self.activity.during(doing):
+            return operator.attrgetter(method)(self.trainer)(*arguments)
 
     def publish(self, version: int, method: SyncMethod) -> dict[str, Any] | None:
         """Gather the weights (all ranks) and bring them to where engines take them (rank 0), which returns the notice.
@@ -83,11 +81,11 @@ class TrainerActor:
         Raises TransferFailed or OSError: they could not be brought there.
         """
         self.activity.enter(f"publish version {version}")
-        weights = self.activity.moved_by(self.trainer.weights())
+        weights = self.activity.moved_by(self.trainer.weights.sent())
         try:
             if self.sender is None:
                 return None
-            return self.sender.publish(version, weights, self.trainer.sent_adapter(), method)
+            return self.sender.publish(version, weights, self.trainer.weights.adapter_notice(), method)
         finally:
             for _ in weights:  # gathering takes all ranks, also when the sender broke off
                 pass
@@ -108,18 +106,6 @@ class TrainerActor:
         import torch
 
         torch.cuda.empty_cache()  # nothing to do where there is no GPU
-
-    def save(self, folder: str) -> None:
-        with self.activity.during("write the model"):
-            self.trainer.save(Path(folder))
-
-    def save_state(self, folder: str) -> None:
-        with self.activity.during("write the trainer's state"):
-            self.trainer.save_state(Path(folder))
-
-    def load_state(self, folder: str) -> None:
-        with self.activity.during("read the trainer's state"):
-            self.trainer.load_state(Path(folder))
 
     def close(self) -> None:
         if self.sender is not None:

@@ -1,4 +1,4 @@
-"""One optimizer step on disk, whole: each rank's micro-batches, the weights they met, what came of them live."""
+"""One update on disk, whole: each rank's micro-batches, the weights they met, what came of them live."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from orchestration.metrics.tally import Tally
 from orchestration.trainer.settings import TrainerSettings
 
 if TYPE_CHECKING:
-    from orchestration.trainer.trainer import Trainer
+    from orchestration.trainer.weights import TrainedWeights
 
 
 @dataclass(frozen=True)
 class CapturedStep:
-    """One rank's part of one optimizer step. Frozen columns (advantages, pi_old, values) are in the micro-batches."""
+    """One rank's part of one update. What was computed before it (advantages, pi_old, values) is in the micro-batches."""
 
     step: int
     update: int  # within the step
@@ -39,16 +39,16 @@ class CapturedStep:
     def folder(self) -> Path:
         return Path(self.settings.capture_folder) / f"step_{self.step:06d}_update_{self.update}"
 
-    def save_weights(self, trainer: Trainer) -> None:
-        """The policy in Hugging Face format (of one with adapters, those alone), value head and critic beside it. A
+    def save_weights(self, weights: TrainedWeights) -> None:
+        """Write the policy in Hugging Face format (of one with adapters, those alone), value head and critic beside it. A
         collective: every rank calls it."""
-        trainer.save(self.folder / "policy")
-        values = trainer.value_parameters()
+        weights.save(self.folder / "policy")
+        values = weights.value_parameters()
         if self.rank == 0 and values:
             torch.save(values, self.folder / "critic.pt")
 
     def save_batch(self, live: Tally, reason: str) -> None:
-        """This rank's micro-batches and its part of the live metrics; then older saved steps make room."""
+        """Write this rank's micro-batches and its part of the live metrics; then older captured steps make room."""
         self.folder.mkdir(parents=True, exist_ok=True)
         partial = self.folder / f"rank_{self.rank}.partial"
         partial.write_bytes(pickle.dumps((self, live, reason)))

@@ -81,10 +81,12 @@ class TrainerRanks:
         self, per_rank: list[list[MicroBatch]], names: Sequence[str], temperature: float | None = None
     ) -> list[list[dict[str, np.ndarray]]]:
         """Numbers of the action tokens of every rank's micro-batches under the current weights; see Trainer.recompute."""
+        doing = f"compute {', '.join(names)}"
         calls = [
-            a.recompute.remote(batches, names, temperature) for a, batches in zip(self.actors, per_rank, strict=True)
+            a.call.remote(doing, "recompute", batches, names, temperature)
+            for a, batches in zip(self.actors, per_rank, strict=True)
         ]
-        return self._get(calls, f"compute {', '.join(names)}")
+        return self._get(calls, doing)
 
     def publish(self, version: int, method: SyncMethod = "direct") -> dict[str, Any]:
         """Make the current weights available to engines in a file; returns what an engine needs to take them."""
@@ -101,19 +103,23 @@ class TrainerRanks:
         self._get([actor.release_memory.remote() for actor in self.actors], "release memory")
 
     def save(self, folder: Path) -> None:
-        self._get([actor.save.remote(str(folder)) for actor in self.actors], f"write {folder}")
+        self._get(self._call_all("write the model", "weights.save", folder), f"write {folder}")
 
     def save_state(self, folder: Path) -> None:
         """Write what decides the next step, every rank its part; the folder is on storage that all ranks share."""
-        self._get([actor.save_state.remote(str(folder)) for actor in self.actors], f"write {folder}")
+        self._get(self._call_all("write the trainer's state", "save_state", folder), f"write {folder}")
 
     def load_state(self, folder: Path) -> None:
         """Go on where `save_state` was called, with ranks that have not trained yet. Raises: ValueError."""
-        calls = [actor.load_state.remote(str(folder)) for actor in self.actors]
+        calls = self._call_all("read the trainer's state", "load_state", folder)
         self.watch.get(calls, f"read {folder}", self.meanwhile, stall_seconds=START_SECONDS)
 
     def close(self) -> None:
         self._get([actor.close.remote() for actor in self.actors], "close the trainer")
+
+    def _call_all(self, doing: str, method: str, *arguments: Any) -> list[Any]:
+        """Return the futures of a method of every rank's trainer; see TrainerActor.call."""
+        return [actor.call.remote(doing, method, *arguments) for actor in self.actors]
 
     def _get(self, calls: list[Any], doing: str) -> list[Any]:
         return self.watch.get(calls, doing, self.meanwhile)

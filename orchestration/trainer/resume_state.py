@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from orchestration.trainer.trainer import Trainer
-
-COUNTERS = ("steps", "updates", "skipped_in_a_row")
+NAMES = ("policy", "critic")  # of the DeepSpeed engines, in order
 
 
-def save_state(trainer: Trainer, folder: Path) -> None:
+@dataclass
+class Counters:
+    """What a trainer has done so far, resumed runs included."""
+
+    steps: int = 0
+    updates: int = 0
+    skipped_in_a_row: int = 0  # updates, up to the last one
+
+
+def save_state(folder: Path, ds_engines: Sequence[Any], counters: Counters, device: torch.device) -> None:
     """Write this rank's part into `folder`, which all ranks share. A collective: every rank calls it."""
     folder.mkdir(parents=True, exist_ok=True)
-    for engine, name in zip(trainer.engines, ("policy", "critic"), strict=False):
+    for ds_engine, name in zip(ds_engines, NAMES, strict=False):
         # A frozen base under adapters is loaded from model.path as before.
-        engine.save_checkpoint(str(folder), tag=name, save_latest=False, exclude_frozen_parameters=True)
+        ds_engine.save_checkpoint(str(folder), tag=name, save_latest=False, exclude_frozen_parameters=True)
     state = {
-        "ranks": trainer.ranks,
-        "counters": {name: getattr(trainer, name) for name in COUNTERS},
+        "ranks": torch.distributed.get_world_size(),
+        "counters": asdict(counters),
         "random": torch.get_rng_state(),
-        "random_cuda": torch.cuda.get_rng_state() if trainer.device.type == "cuda" else None,
+        "random_cuda": torch.cuda.get_rng_state() if device.type == "cuda" else None,
     }
-    torch.save(state, _rank_file(folder, trainer.rank))
+    torch.save(state, _rank_file(folder, torch.distributed.get_rank()))
     torch.distributed.barrier()
 
 
-def load_state(trainer: Trainer, folder: Path) -> None:
-    """Make a trainer that was just built from the same settings the one that wrote `folder`. A collective.
+def load_state(folder: Path, ds_engines: Sequence[Any], device: torch.device) -> Counters:
+    """Bring a trainer that was just built from the same settings to where the one was that wrote `folder`, and return its
+    counters. A collective.
 
-    Unpickles what DeepSpeed wrote: open only folders you trust.
+    This unpickles what DeepSpeed wrote: open only folders you trust.
 
     Raises:
         ValueError: there is no state in the folder, or it is of another number of ranks.
@@ -40,20 +49,20 @@ def load_state(trainer: Trainer, folder: Path) -> None:
     file = _rank_file(folder, 0)
     if not file.is_file():
         raise ValueError(f"{folder} holds no trainer state ({file.name} is missing)")
-    ranks = torch.load(file, weights_only=True)["ranks"]
-    if ranks != trainer.ranks:
-        raise ValueError(f"{folder} was written by {ranks} trainer ranks, now there are {trainer.ranks}; use {ranks}")
-    for engine, name in zip(trainer.engines, ("policy", "critic"), strict=False):
-        loaded, _ = engine.load_checkpoint(
-            str(folder), tag=name, load_module_strict=trainer.settings.lora is None, load_lr_scheduler_states=False
+    before, now = torch.load(file, weights_only=True)["ranks"], torch.distributed.get_world_size()
+    if before != now:
+        raise ValueError(f"{folder} was written by {before} trainer ranks, now there are {now}; use {before}")
+    for ds_engine, name in zip(ds_engines, NAMES, strict=False):
+        is_whole = all(p.requires_grad for p in ds_engine.module.parameters())
+        loaded, _ = ds_engine.load_checkpoint(
+            str(folder), tag=name, load_module_strict=is_whole, load_lr_scheduler_states=False
         )
         assert loaded is not None, f"DeepSpeed found no checkpoint in {folder / name}"
-    state = torch.load(_rank_file(folder, trainer.rank), weights_only=True)
-    for name, value in state["counters"].items():
-        setattr(trainer, name, value)
+    state = torch.load(_rank_file(folder, torch.distributed.get_rank()), weights_only=True)
     torch.set_rng_state(state["random"])
-    if state["random_cuda"] is not None and trainer.device.type == "cuda":
+    if state["random_cuda"] is not None and device.type == "cuda":
         torch.cuda.set_rng_state(state["random_cuda"])
+    return Counters(**state["counters"])
 
 
 def _rank_file(folder: Path, rank: int) -> Path:

@@ -6,7 +6,7 @@ clipping, stepping, metrics as sums and counts. It works in a plain process (one
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,32 +17,27 @@ from torch import Tensor
 
 from algs.method import PolicyMethod
 from algs.records import PolicyTokens
-from configs.blocks.lora import Lora
-from data_feeds.chat.template import load_tokenizer
 from data_feeds.packing import MicroBatch
 from orchestration.cluster.devices import DeviceSpec
 from orchestration.cluster.heartbeat import Activity
 from orchestration.metrics.tally import Tally
-from orchestration.model.adapter_files import ADAPTER_FOLDER, save_adapter
 from orchestration.model.critic import load_critic
-from orchestration.model.lora import adapter_tensors, adapters_off, announced, merged_tensors
+from orchestration.model.lora import adapters_off
 from orchestration.model.policy_model import PolicyModel, load_policy
 from orchestration.model.prepared_batch import PreparedBatch, to_device
-from orchestration.model.reward_model_files import save_reward_model
 from orchestration.trainer.captured_step import CapturedStep
 from orchestration.trainer.metric_sums import MetricSums
 from orchestration.trainer.optimizer import (
     deepspeed_config,
-    full_parameters,
     learning_rate_at,
     optimizer_step,
     parameter_groups,
     summed_over_ranks,
-    whole,
 )
-from orchestration.trainer.resume_state import load_state, save_state
+from orchestration.trainer.resume_state import Counters, load_state, save_state
 from orchestration.trainer.settings import TrainerSettings
 from orchestration.trainer.token_objective import TokenObjective
+from orchestration.trainer.weights import TrainedWeights
 
 
 class Trainer:
@@ -62,10 +57,11 @@ class Trainer:
         self.device = torch.device(device.device, torch.cuda.current_device() if device.device == "cuda" else 0)
         torch.manual_seed(settings.seed)  # construction is the same on every rank: ZeRO-3 does not broadcast parameters
         shares_trunk = self.objective.has_values and settings.critic.kind == "shared"
-        self.engine = self._engine(load_policy(settings.model, device, with_values=shares_trunk, lora=settings.lora))
+        policy = load_policy(settings.model, device, with_values=shares_trunk, lora=settings.lora)
+        self.ds_engine = self._initialized(policy)
         has_critic = self.objective.has_values and not shares_trunk
-        self.critic = self._engine(load_critic(settings.model, device)) if has_critic else None
-        has_reference = with_reference and self.objective.has_reference  # a replay has its numbers already
+        self.ds_critic = self._initialized(load_critic(settings.model, device)) if has_critic else None
+        has_reference = with_reference and self.objective.has_reference  # a captured step has its numbers already
         has_reference &= settings.lora is None  # with adapters the base is the reference
         self.reference = load_policy(settings.model, device) if has_reference else None
         if self.reference is not None:
@@ -73,9 +69,13 @@ class Trainer:
                 device=self.device, dtype=getattr(torch, settings.model.dtype)
             )
         torch.manual_seed(settings.seed + self.rank)
-        self.steps = self.updates = self.skipped_in_a_row = 0
+        self.counters = Counters()
+        values = self.policy.value_head if self.ds_critic is None else self.ds_critic.module
+        is_reward_model = method.data == "pairs" and self.objective.has_values
+        self.weights = TrainedWeights(self.policy, values, settings, is_reward_model)
 
-    def _engine(self, model: torch.nn.Module) -> Any:
+    def _initialized(self, model: torch.nn.Module) -> Any:
+        """Return DeepSpeed's engine around a model."""
         train = self.settings.train
         optimizer = torch.optim.AdamW(
             parameter_groups(model, train), lr=train.learning_rate, betas=train.betas, eps=train.eps, fused=True
@@ -85,54 +85,54 @@ class Trainer:
 
     @property
     def policy(self) -> PolicyModel:
-        return self.engine.module
+        return self.ds_engine.module
 
     @property
-    def engines(self) -> list[Any]:
+    def ds_engines(self) -> list[Any]:
         """The policy's, and the critic's where it has one of its own."""
-        return [self.engine] if self.critic is None else [self.engine, self.critic]
+        return [self.ds_engine] if self.ds_critic is None else [self.ds_engine, self.ds_critic]
 
     def step(self, updates: list[list[MicroBatch]], step: int = 0) -> Tally:
-        """Run one optimizer step per entry of `updates`, this rank's micro-batches of each; every rank passes as many.
+        """Run every update of a step on this rank's micro-batches; every rank passes as many.
 
         An update with an Inf or NaN in its loss or gradient changes no weight, on any rank; it is counted in
-        `skipped_in_a_row` and train/skipped_updates, and saved for replay. So are the steps of settings.capture_steps.
+        `counters.skipped_in_a_row` and train/skipped_updates, and captured. So are the steps of settings.capture_steps.
         """
         tally = Tally()
         for index, batches in enumerate(updates):
-            saved = CapturedStep(
-                step, index, self.rank, self.ranks, self.steps, self.updates, self.settings, self.method, batches,
-                self.device.type,
+            captured = CapturedStep(
+                step, index, self.rank, self.ranks, self.counters.steps, self.counters.updates, self.settings,
+                self.method, batches, self.device.type,
             )  # fmt: skip
             is_wanted = step in self.settings.capture_steps
             if is_wanted:
-                saved.save_weights(self)
-            found = self.update(batches)
-            is_skipped = self.skipped_in_a_row > 0
+                captured.save_weights(self.weights)
+            measured = self.update(batches)
+            is_skipped = self.counters.skipped_in_a_row > 0
             if is_skipped and not is_wanted:
-                saved.save_weights(self)  # a skipped update left them as they were
+                captured.save_weights(self.weights)  # a skipped update left them as they were
             if is_skipped or is_wanted:
-                saved.save_batch(found, reason="not finite" if is_skipped else "asked for")
-            tally.merge(found)
-        self.steps += 1
+                captured.save_batch(measured, reason="not finite" if is_skipped else "asked for")
+            tally.merge(measured)
+        self.counters.steps += 1
         return tally
 
     def update(self, batches: list[MicroBatch]) -> Tally:
-        """One optimizer step on this rank's micro-batches."""
+        """Take one optimizer step on this rank's micro-batches."""
         rates = self._set_learning_rates()
         sums = MetricSums(has_behavior=self.method.data == "prompts")
         prepared_batches = [to_device(batch, self.device) for batch in batches]
         update_sums = self._update_sums(prepared_batches)
-        for engine in self.engines:
-            engine.train()
+        for ds_engine in self.ds_engines:
+            ds_engine.train()
         for i, prepared in enumerate(prepared_batches):
             self.activity.enter(f"forward and backward, micro-batch {i + 1} of {len(batches)}")
             policy_loss, critic_loss = self._losses(prepared, update_sums, sums)
             self._backward(policy_loss, critic_loss, is_last=i == len(batches) - 1)
-        self.updates += 1
+        self.counters.updates += 1
         self.activity.enter("optimizer step")
         norm, critic_norm, is_skipped = self._apply()
-        self.skipped_in_a_row = self.skipped_in_a_row + 1 if is_skipped else 0
+        self.counters.skipped_in_a_row = self.counters.skipped_in_a_row + 1 if is_skipped else 0
         tally = sums.to_tally(self.rank)
         tally.add("train/gradient_norm", norm, 1)
         if critic_norm is not None:
@@ -145,26 +145,26 @@ class Trainer:
     def _losses(
         self, prepared: PreparedBatch, update_sums: dict[str, Tensor], sums: MetricSums
     ) -> tuple[Tensor, Tensor | None]:
-        """A micro-batch's part of the policy's and the critic's loss, scalars; what it was like goes into `sums`."""
+        """Return a micro-batch's part of the policy's and the critic's loss, scalars; what it was like goes into `sums`."""
         tokens = self._policy_tokens(prepared, update_sums)
         if prepared.is_dummy:  # no method should meet what is no data
-            alone = self.critic is not None
+            alone = self.ds_critic is not None
             nothing = self.objective.nothing(tokens, of_critic=not alone)
             critic_nothing = self.objective.nothing(tokens, of_policy=False) if alone else None
             sums.add(prepared, tokens, {}, nothing, critic_nothing)
             return nothing, critic_nothing
         answer = self.objective(tokens)
-        policy_loss = (answer.policy * prepared.loss_weights).sum()
+        policy_loss = (answer.loss * prepared.loss_weights).sum()
         critic_loss = None if answer.critic is None else (answer.critic * prepared.loss_weights).sum()
         sums.add(prepared, tokens, answer.metrics, policy_loss, critic_loss)
         return policy_loss, critic_loss
 
     @torch.no_grad()
     def evaluate(self, batches: list[MicroBatch]) -> Tally:
-        """The loss and the method's metrics on this rank's micro-batches under the current weights, as eval/*; with loss
+        """Return the loss and the method's metrics on this rank's micro-batches under the current weights, as eval/*; with loss
         weights that hold the whole set's denominators, exact for any split."""
-        for engine in self.engines:
-            engine.eval()
+        for ds_engine in self.ds_engines:
+            ds_engine.eval()
         sums = MetricSums(has_behavior=False)
         prepared_batches = [to_device(batch, self.device) for batch in batches]
         update_sums = self._update_sums(prepared_batches)
@@ -174,47 +174,52 @@ class Trainer:
 
     def _set_learning_rates(self) -> list[float]:
         train, critic = self.settings.train, self.settings.critic
-        rate = learning_rate_at(self.updates, train, self.settings.total_updates)
-        rates = [rate, rate * (critic.learning_rate or train.learning_rate) / train.learning_rate][: len(self.engines)]
-        for engine, own in zip(self.engines, rates, strict=True):
-            for group in engine.optimizer.param_groups:
+        rate = learning_rate_at(self.counters.updates, train, self.settings.total_updates)
+        rates = [rate, rate * (critic.learning_rate or train.learning_rate) / train.learning_rate][
+            : len(self.ds_engines)
+        ]
+        for ds_engine, own in zip(self.ds_engines, rates, strict=True):
+            for group in ds_engine.optimizer.param_groups:
                 group["lr"] = own
         return rates
 
     @property
     def is_warming_up(self) -> bool:
         """Whether only the critic learns."""
-        return self.objective.has_values and self.steps < self.settings.critic.warmup_steps
+        return self.objective.has_values and self.counters.steps < self.settings.critic.warmup_steps
+
+    def _learns(self, ds_engine: Any) -> bool:
+        """Return whether an engine takes this update's optimizer step: the policy's rests while its own critic warms up."""
+        return ds_engine is self.ds_critic or self.ds_critic is None or not self.is_warming_up
 
     def _backward(self, policy_loss: Tensor, critic_loss: Tensor | None, is_last: bool) -> None:
         losses = [policy_loss]
-        if critic_loss is not None and self.critic is None:
+        if critic_loss is not None and self.ds_critic is None:
             losses = [policy_loss * float(not self.is_warming_up) + critic_loss]
         elif critic_loss is not None:
             losses.append(critic_loss)
-        for engine, loss in zip(self.engines, losses, strict=True):
-            if engine is self.critic or self.critic is None or not self.is_warming_up:
-                engine.set_gradient_accumulation_boundary(is_last)
+        for ds_engine, loss in zip(self.ds_engines, losses, strict=True):
+            if self._learns(ds_engine):
+                ds_engine.set_gradient_accumulation_boundary(is_last)
                 # A loss that is not finite makes the gradient so, also where calculus would not (log 0): the norm then tells
                 # every rank, without a word between them. DeepSpeed averages gradients over ranks; our weights hold the
                 # global denominator already.
                 poison = torch.where(torch.isfinite(loss.detach()), float(self.ranks), torch.nan)
-                engine.backward(loss * poison, scale_wrt_gas=False)
+                ds_engine.backward(loss * poison, scale_wrt_gas=False)
                 if not is_last:
-                    engine.step()  # counts the micro-batch
+                    ds_engine.step()  # counts the micro-batch
 
     def _apply(self) -> tuple[float, float | None, bool]:
-        """Take the optimizer steps: gradient norms of policy and critic, and whether a step was skipped because its norm was
-        not finite. Norms are global, so that all ranks decide alike."""
-        norms, is_skipped = {id(self.engine): 0.0}, False
-        for engine in self.engines:
-            if engine is self.critic or self.critic is None or not self.is_warming_up:
-                norms[id(engine)], is_applied = optimizer_step(engine, self.settings)
-                is_skipped |= not is_applied
-        return norms[id(self.engine)], norms.get(id(self.critic)), is_skipped
+        """Take the optimizer steps. Return the gradient norms of policy and critic, and whether a step was skipped because its
+        norm was not finite. Norms are global, so that all ranks decide alike."""
+        norms, is_skipped = {id(self.ds_engine): 0.0}, False
+        for ds_engine in filter(self._learns, self.ds_engines):
+            norms[id(ds_engine)], is_applied = optimizer_step(ds_engine, self.settings)
+            is_skipped |= not is_applied
+        return norms[id(self.ds_engine)], norms.get(id(self.ds_critic)), is_skipped
 
     def _update_sums(self, batches: list[PreparedBatch]) -> dict[str, Tensor]:
-        """The method's sums over every action token of the update, all micro-batches and ranks; float32 scalars."""
+        """Return the method's sums over every action token of the update, all micro-batches and ranks; float32 scalars."""
         if not self.objective.has_update_sums:
             return {}
         sums: dict[str, Tensor] = {}
@@ -228,129 +233,59 @@ class Trainer:
         return summed_over_ranks(sums, self.device)
 
     def _policy_tokens(self, prepared: PreparedBatch, update_sums: dict[str, Tensor]) -> PolicyTokens:
-        predicted = self.engine(prepared, self.settings.temperature, not self.is_warming_up)
+        predicted = self.ds_engine(prepared, self.settings.temperature, not self.is_warming_up)
         logprobs, entropy = predicted[:2]
-        values = self.critic(prepared) if self.critic is not None else predicted[2] if len(predicted) > 2 else None
+        values = predicted[2] if len(predicted) > 2 else None
         columns = prepared.columns
-        old = columns.get("old_logprobs")
-        if old is None:
+        if "old_logprobs" not in columns:
             from_engine = self.settings.objective.old_logprobs == "engine"
-            old = prepared.behavior_logprobs if from_engine else logprobs.detach()
+            columns = {**columns, "old_logprobs": columns["behavior_logprobs"] if from_engine else logprobs.detach()}
         return PolicyTokens(
             logprobs=logprobs,
-            behavior_logprobs=prepared.behavior_logprobs,
-            old_logprobs=old,
-            advantages=prepared.advantages,
             entropy=entropy,
+            values=values if self.ds_critic is None else self.ds_critic(prepared),
             sequence=prepared.sequence,
             group=prepared.group,
-            staleness=prepared.staleness,
-            ref_logprobs=columns.get("ref_logprobs"),
-            values=values,
-            old_values=columns.get("old_values"),
-            returns=columns.get("returns"),
             chosen=prepared.chosen,
             update_sums=update_sums,
+            **columns,
         )
 
     @torch.no_grad()
     def recompute(
         self, batches: list[MicroBatch], names: Sequence[str], temperature: float | None = None
     ) -> list[dict[str, np.ndarray]]:
-        """Numbers of every micro-batch's action tokens under the current weights, [N] float32 each: old_logprobs of the
+        """Return numbers of every micro-batch's action tokens under the current weights, [N] float32 each: old_logprobs of the
         policy, ref_logprobs of the reference, old_values of the critic. temperature: None is that of the sampling."""
-        for engine in self.engines:
-            engine.eval()
-        t, found = temperature or self.settings.temperature, []
+        for ds_engine in self.ds_engines:
+            ds_engine.eval()
+        t, computed = temperature or self.settings.temperature, []
         for i, batch in enumerate(batches):
             self.activity.enter(f"compute {', '.join(names)}, micro-batch {i + 1} of {len(batches)}")
             prepared, columns = to_device(batch, self.device), {}
-            if "old_logprobs" in names or (self.critic is None and "old_values" in names):
-                predicted = self.engine(prepared, t)
+            if "old_logprobs" in names or (self.ds_critic is None and "old_values" in names):
+                predicted = self.ds_engine(prepared, t)
                 columns["old_logprobs"] = predicted[0]
                 if len(predicted) > 2:
                     columns["old_values"] = predicted[2]
-            if self.critic is not None and "old_values" in names:
-                columns["old_values"] = self.critic(prepared)
+            if self.ds_critic is not None and "old_values" in names:
+                columns["old_values"] = self.ds_critic(prepared)
             if self.reference is not None and "ref_logprobs" in names:
                 columns["ref_logprobs"] = self.reference(prepared, t)[0]
             elif self.settings.lora is not None and "ref_logprobs" in names:
                 with adapters_off(self.policy.hf_model):
-                    columns["ref_logprobs"] = self.engine(prepared, t)[0]
-            found.append({name: columns[name].float().cpu().numpy() for name in names})
-        return found
-
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """What engines are sent, in the compute dtype: full parameters by their Hugging Face names; with `lora.sync: adapter`
-        the adapter's alone, by PEFT's. A collective: every rank iterates."""
-        lora = self.settings.lora
-        yield from self._tensors(only_adapter=lora is not None and lora.sync == "adapter")
-
-    def _tensors(self, only_adapter: bool) -> Iterator[tuple[str, Tensor]]:
-        hf_model, train = self.policy.hf_model, self.settings.train
-        if self.settings.lora is None:
-            return full_parameters(hf_model, train)
-        read = adapter_tensors if only_adapter else merged_tensors
-        return read(hf_model, lambda parameters: whole(parameters, train))
-
-    def sent_adapter(self) -> dict[str, Any] | None:
-        """What engines must know to use the adapter that `weights` gives; None when it gives a whole model."""
-        lora = self.settings.lora
-        return announced(self.policy.hf_model, lora) if lora is not None and lora.sync == "adapter" else None
-
-    def value_parameters(self) -> dict[str, Tensor]:
-        """Parameters of the critic, or of the value head on the trunk; on rank 0, others get an empty dict. A collective."""
-        if self._value_module is None:
-            return {}
-        gathered = {}
-        for name, tensor in full_parameters(self._value_module, self.settings.train):
-            if self.rank == 0:
-                gathered[name] = tensor.cpu().clone()
-        return gathered
-
-    def load_value_parameters(self, values: dict[str, Tensor]) -> None:
-        """Put back what `value_parameters` gave, into what computes; an optimizer's own float32 copy stays as it is."""
-        if self._value_module is not None:
-            for name, parameter in self._value_module.named_parameters():
-                is_partitioned = self.settings.train.zero_stage == 3
-                with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=is_partitioned):
-                    parameter.data.copy_(values[name])
-
-    @property
-    def _value_module(self) -> torch.nn.Module | None:
-        return self.critic.module if self.critic is not None else self.policy.value_head
-
-    def save(self, folder: Path) -> None:
-        """Write the policy and its tokenizer in Hugging Face format (rank 0 writes; a collective). Of a policy with adapters
-        those alone, in PEFT's format; with merged checkpoints they go to folder/adapter, and what they make with the base to
-        the folder."""
-        lora, merged = self.settings.lora, self.settings.merged_checkpoints
-        if lora is None or merged:
-            self._save_tensors(folder, None)
-        if lora is not None:
-            self._save_tensors(folder / ADAPTER_FOLDER if merged else folder, lora)
+                    columns["ref_logprobs"] = self.ds_engine(prepared, t)[0]
+            computed.append({name: columns[name].float().cpu().numpy() for name in names})
+        return computed
 
     def save_state(self, folder: Path) -> None:
-        """Write what decides the next step: see trainer_state. A collective."""
-        save_state(self, folder)
+        """Write what decides the next step. A collective: every rank calls it."""
+        save_state(folder, self.ds_engines, self.counters, self.device)
 
     def load_state(self, folder: Path) -> None:
-        """Go on where `save_state` was called; for a trainer that has not trained yet. A collective. Raises: ValueError."""
-        load_state(self, folder)
+        """Go on where `save_state` was called; for a trainer that has not trained yet. A collective.
 
-    def _save_tensors(self, folder: Path, lora: Lora | None) -> None:
-        """The whole model, or the adapter alone."""
-        model, state = self.settings.model, {}
-        for name, tensor in self._tensors(only_adapter=lora is not None):
-            if self.rank == 0:
-                state[name] = tensor.cpu().clone()
-        is_reward_model = self.method.data == "pairs" and self.objective.has_values
-        head = self.value_parameters() if is_reward_model else {}
-        if self.rank == 0:
-            if is_reward_model and lora is None:
-                save_reward_model(folder, self.policy.hf_model, state, head)
-            elif lora is None:
-                self.policy.hf_model.save_pretrained(folder, state_dict=state)
-            else:
-                save_adapter(folder, state, lora, model.path)
-            load_tokenizer(model.path, model.trust_remote_code).save_pretrained(folder)
+        Raises:
+            ValueError: the folder holds no state, or that of another number of ranks.
+        """
+        self.counters = load_state(folder, self.ds_engines, self.device)

@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from data_feeds.packing import DUMMY, MicroBatch, Segment, pack
+from data_feeds.responses import Responses
 from records.rollout import Prompt, Trajectory
 
 VERSION = 9
@@ -46,9 +47,9 @@ def build(step: list[tuple[list[int], list[list[tuple[int, bool]]]]]) -> list[Tr
 def packed(trajectories: list[Trajectory], max_tokens: int, ranks: int, share: bool) -> list[list[MicroBatch]]:
     count = len(trajectories)
     groups = np.asarray([int(t.group_id[1:]) for t in trajectories], dtype=np.int64)
-    return pack(
-        trajectories, groups, np.arange(count) + 0.5, 1.0 / (np.arange(count) + 1), VERSION, max_tokens, ranks, share
-    )
+    responses = Responses(trajectories)
+    columns = responses.columns(VERSION, advantages=np.arange(count) + 0.5)
+    return pack(responses, groups, 1.0 / (np.arange(count) + 1), columns, max_tokens, ranks, share)
 
 
 def visible(batch: MicroBatch, position: int) -> list[int]:
@@ -87,9 +88,9 @@ def test_packing_keeps_every_action_token(step, max_tokens: int, ranks: int, sha
             own = batch.sequence == s
             actions = np.flatnonzero(t.is_action)
             assert batch.targets[own].tolist() == t.token_ids[actions].tolist()
-            assert batch.behavior_logprobs[own].tolist() == t.behavior_logprobs[actions].tolist()
-            assert batch.staleness[own].tolist() == (VERSION - t.versions[actions]).tolist()
-            assert set(batch.advantages[own].tolist()) == {index + 0.5}
+            assert batch.columns["behavior_logprobs"][own].tolist() == t.behavior_logprobs[actions].tolist()
+            assert batch.columns["staleness"][own].tolist() == (VERSION - t.versions[actions]).tolist()
+            assert set(batch.columns["advantages"][own].tolist()) == {index + 0.5}
             assert batch.group[s] == int(t.group_id[1:])
             everything = [*t.prompt_ids.tolist(), *t.token_ids.tolist()]
             for action, position in zip(actions.tolist(), batch.predict[own].tolist(), strict=True):
@@ -175,6 +176,8 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(ValueError, match="differ in prompt"):
         packed([one, trajectory(0, 1, [3], [(2, True)])], 100, 1, True)
     with pytest.raises(ValueError, match="one entry per trajectory"):
-        pack([one], np.zeros(2, dtype=int), np.ones(1), np.ones(1), VERSION, 10, 1, True)
+        pack(Responses([one]), np.zeros(2, dtype=int), np.ones(1), {}, 10, 1, True)
+    with pytest.raises(ValueError, match="x: a column needs one entry per action token"):
+        pack(Responses([one]), np.zeros(1, dtype=int), np.ones(1), {"x": np.zeros(2)}, 10, 1, True)
     with pytest.raises(ValueError, match="at least 1"):
         packed([one], 0, 1, True)

@@ -29,10 +29,12 @@ def run(folder: str, rank: int, ranks: int) -> None:
     batches = pickle.loads(Path(folder, "micro_batches.pkl").read_bytes())[rank]
     trainer.step([batches])
     trainer.step([batches])  # in the first, B is zero and A has no gradient
-    trainer.save(Path(folder, "saved"))
+    trainer.weights.save(Path(folder, "saved"))
     if rank > 0:
-        for _ in trainer.weights():
+        for _ in trainer.weights.sent():
             pass
         return
-    update = WeightPublisher("disk", Path(folder, "weights")).publish(1000, trainer.weights(), trainer.sent_adapter())
+    update = WeightPublisher("disk", Path(folder, "weights")).publish(
+        1000, trainer.weights.sent(), trainer.weights.adapter_notice()
+    )
     Path(folder, "update.json").write_text(json.dumps(update))

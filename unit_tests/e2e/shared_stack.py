@@ -25,6 +25,7 @@ from orchestration.rl.loop import drive
 from orchestration.run.console import Console
 from orchestration.run.directory import RunDirectory, read_metrics
 from orchestration.start.preflight import preflight
+from orchestration.trainer.token_objective import TokenObjective
 from records.rollout import Prompt
 from rewards.scoring.service import ScoringService
 
@@ -129,7 +130,7 @@ class SharedStack:
             rollouts.collect(1.0)
         rollouts.in_flight, rollouts.sleeps = config.schedule.in_flight, config.schedule.pause_while_training
         rollouts.load_weights(0, trainers.publish(0))
-        return RLJob(config, method, checked.prompts, run, self.actors, console)
+        return RLJob(config, TokenObjective(method, config.objective), checked.prompts, run, self.actors, console)
 
 
 class SharedRolloutActor(RolloutActor):

@@ -26,6 +26,7 @@ from orchestration.run.directory import RunDirectory, checkpoints, read_marker, 
 from orchestration.trainer.ranks import TrainerRanks
 from orchestration.trainer.recompute import recomputed_columns
 from orchestration.trainer.rl_batches import prepare_updates
+from orchestration.trainer.token_objective import TokenObjective
 from records.rollout import Group
 from rollouts.vllm.sampling import Sampling
 from unit_tests.e2e.shared_stack import SharedStack
@@ -155,8 +156,8 @@ def two_ranks(stack: SharedStack, folder: Path) -> Iterator[tuple[TrainerRanks, 
     starting = trainers.begin(trainer_settings(config, run), method, device, "direct", run.path / "sync")
     watch.get(starting, "start", stall_seconds=300)
     groups = stack.actors.rollouts.generate(stack.prompts(config)[:16], SAMPLES, SAMPLING, 1, folder.name).groups
-    frozen = lambda t, names: recomputed_columns(trainers, t, names, 0, config.train.max_tokens_per_micro_batch, False)  # noqa: E731
-    updates, _ = prepare_updates(groups, method, config, 0, frozen)
+    frozen = lambda t, names: recomputed_columns(trainers, t, names, config.train.max_tokens_per_micro_batch, False)  # noqa: E731
+    updates, _ = prepare_updates(groups, TokenObjective(method, config.objective), config, 0, frozen)
     assert updates
     yield trainers, updates
     trainers.abandon()

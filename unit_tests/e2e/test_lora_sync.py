@@ -17,6 +17,7 @@ from peft import PeftModel
 
 from configs.blocks.lora import Lora
 from data_feeds.packing import pack
+from data_feeds.responses import Responses
 from orchestration.model.lora import adapter_tensors, add_adapters, announced, load_adapter
 from orchestration.rl.weight_probe import TOLERANCE_BY_DTYPE, ProbeFailed, compare
 from orchestration.weight_transfer.file_publisher import WeightPublisher
@@ -203,7 +204,9 @@ def test_the_engine_computes_as_two_trainer_ranks_under_zero_3(pair: AdapterPair
     trajectories = make_trajectories()
     ones = np.ones(len(trajectories), dtype=np.float32)
     advantages = np.where(np.arange(len(trajectories)) % 2, 1.0, -1.0).astype(np.float32)
-    batches = pack(trajectories, np.arange(len(trajectories)), advantages, ones / 100, 0, 60, 2, True)
+    responses = Responses(trajectories)
+    columns = responses.columns(0, advantages=advantages)
+    batches = pack(responses, np.arange(len(trajectories)), ones / 100, columns, 60, 2, True)
     (pair.folder / "micro_batches.pkl").write_bytes(pickle.dumps(batches))
     ranks = Ranks(2)
     try:

@@ -13,6 +13,7 @@ from algs.introspection.method_facts import (
     READABLE,
     differentiates,
     gradient_weight,
+    ignores_zero_advantage,
     label_weights,
     likelihood_weight,
     made_up_groups,
@@ -21,7 +22,6 @@ from algs.introspection.method_facts import (
     reads,
     rejects,
     rejects_agreement,
-    silent_at_zero_advantage,
     weighs,
 )
 from algs.method import MethodParams, PolicyMethod
@@ -81,7 +81,7 @@ CASES = {
 def test_what_a_loss_reads_and_whether_it_is_silent(name):
     method, read, silent = CASES[name]
     assert reads(method) == read <= set(READABLE)
-    assert silent_at_zero_advantage(method) is silent
+    assert ignores_zero_advantage(method) is silent
 
 
 def test_gradient_weights_of_known_losses():

@@ -21,6 +21,7 @@ from data_feeds.examples.rows import Kind
 from data_feeds.examples.supervised_data import SupervisedData, load_supervised_data
 from data_feeds.packing import pack
 from data_feeds.prompts.prompts import load_prompts
+from data_feeds.responses import Responses
 from records.rollout import Trajectory
 from unit_tests.data_feeds.chat.chat_families import CHATML, IM, byte_level
 
@@ -118,7 +119,7 @@ def test_a_pair_whose_answers_begin_differently_still_shares_one_prompt(tmp_path
     (pair,) = feed({"file": jsonl(tmp_path / "a.jsonl", [row])}, "pairs").all_training()
     assert np.array_equal(pair[0].prompt_ids, pair[1].prompt_ids)
     assert [learned(t) for t in pair] == ["lines<|im_end|>", "no<|im_end|>"]
-    ((batch,),) = pack(pair, np.zeros(2, int), np.zeros(2), np.ones(2), 0, 100, 1, share_prompts=True)
+    ((batch,),) = pack(Responses(pair), np.zeros(2, int), np.ones(2), {}, 100, 1, share_prompts=True)
     assert TOKENIZER.decode(batch.targets) in ("lines<|im_end|>no<|im_end|>", "no<|im_end|>lines<|im_end|>")
 
 

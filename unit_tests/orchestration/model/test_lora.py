@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from configs.blocks.lora import Lora
 from configs.blocks.rl import Model
-from data_feeds.packing import pack
 from orchestration.cluster.devices import resolve
 from orchestration.model.adapter_files import read_adapter, save_adapter
 from orchestration.model.lora import (
@@ -30,7 +29,7 @@ from orchestration.model.lora import (
 from orchestration.model.policy_model import load_policy
 from unit_tests.orchestration.model.test_policy_model import FAMILIES
 from unit_tests.orchestration.ranks import lora_rank, trainer_rank
-from unit_tests.orchestration.trainer.test_trainer import GROUPS, TEMPERATURE, batch_of, make_trajectories
+from unit_tests.orchestration.trainer.test_trainer import GROUPS, TEMPERATURE, batch_of, make_trajectories, packed_batch
 from unit_tests.tiny_model import write_tiny_model
 
 LORA = Lora(**lora_rank.LORA)
@@ -58,8 +57,7 @@ def prepare(folder: Path) -> None:
     packed = {}
     for ranks in (1, 2):
         for case, (_, _, budget, _, share, _) in lora_rank.CASES.items():
-            chosen, group, advantages, weights = batch_of(EVERYONE, make_trajectories())
-            packed[case, ranks] = pack(chosen, group, advantages, weights, 0, budget, ranks, share)
+            packed[case, ranks] = packed_batch(EVERYONE, budget, ranks, share)
     (folder / "micro_batches.pkl").write_bytes(pickle.dumps(packed))
 
 
@@ -162,7 +160,7 @@ def test_the_reference_stays_the_base_model_while_the_policy_moves(folder, case)
 
 
 def test_with_adapters_off_the_model_is_the_base_exactly(folder):
-    _, packed = packed_batch(ranks=1)
+    _, packed = prepared_batch(ranks=1)
     model = Model(path=str(folder / "model"), dtype="float32", device="cpu")
     policy = load_policy(model, resolve("cpu"), lora=LORA.model_copy(update={"adapter": str(folder / "adapter")}))
     base = load_policy(model, resolve("cpu"))
@@ -177,12 +175,11 @@ def test_with_adapters_off_the_model_is_the_base_exactly(folder):
     assert all(p.requires_grad == ("lora_" in name) for name, p in policy.hf_model.named_parameters())
 
 
-def packed_batch(ranks: int):
+def prepared_batch(ranks: int):
     """All trajectories in one micro-batch, shared prompts."""
     from orchestration.model.prepared_batch import to_device
 
-    chosen, group, advantages, weights = batch_of(EVERYONE, make_trajectories())
-    batch = pack(chosen, group, advantages, weights, 0, 10**6, ranks, True)[0][0]
+    batch = packed_batch(EVERYONE, 10**6, ranks, True)[0][0]
     return batch, to_device(batch, "cpu")
 
 
@@ -196,7 +193,7 @@ def test_a_fresh_adapter_changes_nothing_and_its_seed_is_its_own(folder):
     other = dict(adapter_tensors(load_policy(model, resolve("cpu"), lora=Lora(**lora_rank.LORA, seed=1)).hf_model))
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert all(torch.equal(first[name], other[name]) == (".lora_B." in name) for name in first)
-    _, packed = packed_batch(ranks=1)
+    _, packed = prepared_batch(ranks=1)
     with torch.no_grad():
         assert torch.equal(policy(packed)[0], load_policy(model, resolve("cpu"))(packed)[0])
     torch.set_rng_state(state)
@@ -262,7 +259,7 @@ def test_every_linear_layer_but_the_head_gets_an_adapter_with_plain_pefts_gradie
     load_adapter(policy.hf_model, tensors, "test")
     save_adapter(tmp_path / "adapter", tensors, LORA, model.path)
     peft = PeftModel.from_pretrained(plain.double(), tmp_path / "adapter", is_trainable=True).double()
-    batch, packed = packed_batch(ranks=1)
+    batch, packed = prepared_batch(ranks=1)
     factors = torch.randn(sum(GROUPS), 100, generator=torch.Generator().manual_seed(0))
     loss, expected = torch.zeros(()), torch.zeros((), dtype=torch.float64)
     predicted = policy.train()(packed, TEMPERATURE)[0]
@@ -339,7 +336,7 @@ def test_in_bfloat16_merging_loses_what_the_adapter_keeps(folder):
     merged = dict(merged_tensors(policy.hf_model))
     changed = sum(int((merged[name] != base[name]).sum()) for name in base)
     assert changed < 0.1 * sum(p.numel() for p in base.values())
-    _, packed = packed_batch(ranks=1)
+    _, packed = prepared_batch(ranks=1)
     with torch.no_grad():
         on = policy.float()(packed)[0]
         with adapters_off(policy.hf_model):

@@ -11,6 +11,7 @@ import transformers
 
 from configs.blocks.rl import Model
 from data_feeds.packing import MicroBatch, pack
+from data_feeds.responses import Responses
 from orchestration.cluster.devices import BUCKETS, FLEX, resolve
 from orchestration.model.policy_model import PolicyModel, load_policy
 from orchestration.model.prepared_batch import to_device
@@ -87,8 +88,7 @@ def trajectories() -> list[Trajectory]:
 
 def packed(trajectories: list[Trajectory], share_prompts: bool, max_tokens: int = 10_000) -> list[MicroBatch]:
     groups = np.asarray([int(t.group_id[1:]) for t in trajectories])
-    ones = np.ones(len(trajectories))
-    (batches,) = pack(trajectories, groups, ones, ones, 5, max_tokens, 1, share_prompts)
+    (batches,) = pack(Responses(trajectories), groups, np.ones(len(trajectories)), {}, max_tokens, 1, share_prompts)
     return batches
 
 

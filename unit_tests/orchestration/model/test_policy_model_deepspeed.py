@@ -22,6 +22,7 @@ def model_and_batches(ranks: int):
     import transformers
 
     from data_feeds.packing import pack
+    from data_feeds.responses import Responses
     from orchestration.cluster.devices import BUCKETS
     from orchestration.model.policy_model import PolicyModel
     from records.rollout import Prompt, Trajectory
@@ -58,7 +59,7 @@ def model_and_batches(ranks: int):
             )
     groups = np.asarray([int(t.group_id) for t in trajectories])
     weights = rng.random(len(trajectories))
-    return model, pack(trajectories, groups, np.ones(len(weights)), weights, 0, 40, ranks, share_prompts=True)
+    return model, pack(Responses(trajectories), groups, weights, {}, 40, ranks, share_prompts=True)
 
 
 def loss_of(model, batch) -> torch.Tensor:

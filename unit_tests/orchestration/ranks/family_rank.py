@@ -24,7 +24,7 @@ def run(folder: str, rank: int, ranks: int) -> None:
 
         def _apply(self):
             self.gradients = {}
-            for which, engine in zip(("policy", "critic"), self.engines, strict=False):
+            for which, engine in zip(("policy", "critic"), self.ds_engines, strict=False):
                 for name, p in engine.module.named_parameters():
                     if p.grad is not None:
                         self.gradients[f"{which}.{name}"] = p.grad.detach().clone()
@@ -42,7 +42,7 @@ def run(folder: str, rank: int, ranks: int) -> None:
 
     def wake(trainer):
         """Value heads begin at zero; away from it their gradient reaches the trunk."""
-        for engine in trainer.engines:
+        for engine in trainer.ds_engines:
             for name, p in engine.module.named_parameters():
                 if "value_head.weight" in name:
                     p.data.copy_(torch.linspace(-1, 1, p.numel()))

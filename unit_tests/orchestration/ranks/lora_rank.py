@@ -16,7 +16,6 @@ LORA = {"rank": 4, "alpha": 6}
 
 def run(folder: str, rank: int, ranks: int) -> None:
     import pickle
-    from dataclasses import replace
     from pathlib import Path
 
     import torch
@@ -51,7 +50,7 @@ def run(folder: str, rank: int, ranks: int) -> None:
         before = trainer.recompute(own, ["old_logprobs", "ref_logprobs"])
         asked = trainer.objective.recomputed_columns(1)
         filled = [
-            replace(b, columns={key: values for key, values in c.items() if key in asked})
+            b.with_columns({key: values for key, values in c.items() if key in asked})
             for b, c in zip(own, before, strict=True)
         ]
         tally = trainer.step([filled])
@@ -62,7 +61,7 @@ def run(folder: str, rank: int, ranks: int) -> None:
                 if not parameter.requires_grad:
                     base[key.replace(".base_layer", "")] = parameter.detach().clone()
         kept = {
-            "adapter": {key: tensor.clone() for key, tensor in trainer.weights()},
+            "adapter": {key: tensor.clone() for key, tensor in trainer.weights.sent()},
             "base": base,
             "merged": {
                 key: tensor.clone() for key, tensor in merged_tensors(hf_model, lambda p, train=train: whole(p, train))
@@ -71,9 +70,9 @@ def run(folder: str, rank: int, ranks: int) -> None:
             "after": trainer.recompute(own, ["old_logprobs", "ref_logprobs"]),
             "tally": tally,
             "has_reference_model": trainer.reference is not None,
-            "trained": sum(getattr(p, "ds_numel", p.numel()) for g in trainer.engine.optimizer.param_groups for p in g["params"]),
+            "trained": sum(getattr(p, "ds_numel", p.numel()) for g in trainer.ds_engine.optimizer.param_groups for p in g["params"]),
         }  # fmt: skip
-        trainer.save(Path(folder) / f"saved_{name}_{ranks}")
+        trainer.weights.save(Path(folder) / f"saved_{name}_{ranks}")
         trainer.step([filled])  # training goes on after a pass without adapters
         kept["later"] = trainer.recompute(own, ["old_logprobs", "ref_logprobs"])
         torch.save(kept, f"{folder}/{name}_{ranks}_{rank}.pt")

@@ -3,8 +3,6 @@
 For each ZeRO stage and compute type: good updates, and after each one that is poisoned on the last rank only.
 """
 
-from dataclasses import replace
-
 POISONS = ("advantage", "logits", "gradient", "loss")
 CASES = [(stage, dtype) for stage in (0, 1, 2, 3) for dtype in ("float32", "bfloat16")]
 
@@ -34,9 +32,9 @@ def run(folder: str, rank: int, ranks: int) -> None:
         norm = trainer.policy.hf_model.base_model.norm
         hook = None
         if is_here and poison == "advantage":
-            bad = batches[0].advantages.copy()  # the last may be a dummy
+            bad = batches[0].columns["advantages"].copy()  # the last may be a dummy
             bad[0] = np.nan
-            batches = [replace(batches[0], advantages=bad), *batches[1:]]
+            batches = [batches[0].with_columns({"advantages": bad}), *batches[1:]]
         elif is_here and poison == "logits":
             hook = norm.register_forward_hook(lambda module, args, output: output * spoil)
         elif is_here and poison == "gradient":
@@ -53,7 +51,7 @@ def run(folder: str, rank: int, ranks: int) -> None:
     results = {}
 
     def weights(trainer):
-        return {name: tensor.detach().clone() for name, tensor in trainer.weights()}
+        return {name: tensor.detach().clone() for name, tensor in trainer.weights.sent()}
 
     def equal(a, b):
         return all(torch.equal(a[name], b[name]) for name in b)
@@ -68,7 +66,7 @@ def run(folder: str, rank: int, ranks: int) -> None:
             results[stage, dtype, poison] = {
                 "same": equal(weights(trainer), before),
                 "as if it never was": equal(before, weights(clean)),  # also what the earlier poisons left of Adam's state
-                "skipped": tally.totals["train/skipped_updates"], "in_a_row": trainer.skipped_in_a_row,
+                "skipped": tally.totals["train/skipped_updates"], "in_a_row": trainer.counters.skipped_in_a_row,
                 "norm": good.means()["train/gradient_norm"],
             }  # fmt: skip
     torch.save(results, f"{folder}/results_{ranks}_{rank}.pt")

@@ -68,9 +68,11 @@ def run(folder: str, rank: int, ranks: int) -> None:
         line = []
         for step in steps:
             tally = trainer.step(batches_of(trainer, step), step)
-            weights = {name: tensor.detach().cpu().clone() for name, tensor in trainer.weights()}
-            values = trainer.value_parameters()
-            line.append((tally.means(), weights, values, (trainer.steps, trainer.updates), torch.rand(3)))
+            weights = {name: tensor.detach().cpu().clone() for name, tensor in trainer.weights.sent()}
+            values = trainer.weights.value_parameters()
+            line.append(
+                (tally.means(), weights, values, (trainer.counters.steps, trainer.counters.updates), torch.rand(3))
+            )
             if step == SAVED_AFTER and save_to is not None:
                 trainer.save_state(save_to)
         return line

@@ -37,7 +37,6 @@ def live(folder: Path, rank: int, ranks: int, port: str) -> None:
         DS_ACCELERATOR="cpu", OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE",
     )  # fmt: skip
     import pickle
-    from dataclasses import replace
 
     import numpy as np
     from deepspeed.utils import logger
@@ -59,7 +58,7 @@ def live(folder: Path, rank: int, ranks: int, port: str) -> None:
         settings = TrainerSettings(
             Model(path=f"{folder}/{'base' if name == 'lora' else 'model'}", dtype=dtype, device="cpu"), train, TEMPERATURE, 0, 10,
             objective=Objective.model_validate(objective), critic=Critic(kind=critic, warmup_steps=STEP - 1),
-            lora=Lora(rank=2) if name == "lora" else None, capture_folder=f"{folder}/{name}/replay", capture_steps=(STEP,),
+            lora=Lora(rank=2) if name == "lora" else None, capture_folder=f"{folder}/{name}/captured_steps", capture_steps=(STEP,),
         )  # fmt: skip
         cls = find_method(method)
         trainer = Trainer(settings, cls(cls.Params(**params)), resolve("cpu"))
@@ -74,12 +73,12 @@ def live(folder: Path, rank: int, ranks: int, port: str) -> None:
                     noise = rng.normal(0, 0.1, len(policy)).astype(np.float32)
                     if "old_values" in own:
                         own = {**own, "returns": own["old_values"] + noise}
-                    made.append(replace(batch, columns=own, behavior_logprobs=policy + noise))
+                    made.append(batch.with_columns({**own, "behavior_logprobs": policy + noise}))
                 filled.append(made)
             if name == "spoiled" and step == STEP:
-                spoiled = filled[1][-1].advantages.copy()
+                spoiled = filled[1][-1].columns["advantages"].copy()
                 spoiled[2] = np.inf
-                filled[1][-1] = replace(filled[1][-1], advantages=spoiled)
+                filled[1][-1] = filled[1][-1].with_columns({"advantages": spoiled})
             trainer.step(filled, step)
 
 

@@ -20,7 +20,6 @@ EPS = 1.0  # AdamW's step is then smooth in the gradient: equal weights mean equ
 
 def run(folder: str, rank: int, ranks: int) -> None:
     import pickle
-    from dataclasses import replace
 
     import torch
 
@@ -46,9 +45,7 @@ def run(folder: str, rank: int, ranks: int) -> None:
         names = trainer.objective.recomputed_columns(updates)
         own = [update[rank] for update in micro_batches[name, ranks]]
         columns = [trainer.recompute(batches, names) for batches in own]
-        filled = [
-            [replace(b, columns=c) for b, c in zip(*pair, strict=True)] for pair in zip(own, columns, strict=True)
-        ]
+        filled = [[b.with_columns(c) for b, c in zip(*pair, strict=True)] for pair in zip(own, columns, strict=True)]
         tally = trainer.step(filled)
-        weights = {name: tensor.detach().clone() for name, tensor in trainer.weights()}
+        weights = {name: tensor.detach().clone() for name, tensor in trainer.weights.sent()}
         torch.save((weights, tally), f"{folder}/{name}_{ranks}_{rank}.pt")

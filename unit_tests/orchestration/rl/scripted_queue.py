@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from configs.blocks.rl import RLConfig
+from configs.reading.load import method_for
 from data_feeds.prompts.sampler import ShuffledPrompts
 from orchestration.rl.rollout_queue import Batch, RolloutQueue
+from orchestration.trainer.token_objective import TokenObjective
 from records.rollout import Group, Prompt, Trajectory
 from rollouts.vllm.sampling import Sampling
 from rollouts.worker import GroupRequest
@@ -103,7 +105,12 @@ def feed(
     scripted = ScriptedRollouts(passes, hold)
     sampler = ShuffledPrompts([Prompt(f"p/{i}", []) for i in range(prompts)], seed=0)
     sampling = Sampling(max_new_tokens=8, seeded=True)
-    return RolloutQueue(job(filters, **of_job), scripted, sampler, sampling, notes.append), scripted, notes  # type: ignore[arg-type]
+    config = job(filters, **of_job)
+    return RolloutQueue(config, objective_of(config), scripted, sampler, sampling, notes.append), scripted, notes  # type: ignore[arg-type]
+
+
+def objective_of(config: RLConfig) -> TokenObjective:
+    return TokenObjective(method_for(config), config.objective)
 
 
 def trained(batch: Batch) -> int:

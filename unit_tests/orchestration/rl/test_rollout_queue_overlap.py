@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algs.grpo import GRPO
 from configs.reading.load import to_yaml
 from eval.report import write_report
 from orchestration.metrics.rollouts import refuse_failed_rewards, rollout_tally
@@ -22,7 +21,7 @@ from orchestration.run.directory import RunDirectory
 from orchestration.run.samples import read_samples
 from orchestration.trainer.rl_batches import prepare_updates
 from records.rollout import Group, Prompt
-from unit_tests.orchestration.rl.scripted_queue import OVERLAP, SAMPLES, feed, job
+from unit_tests.orchestration.rl.scripted_queue import OVERLAP, SAMPLES, feed, job, objective_of
 
 
 def test_in_overlap_two_batches_are_under_way_and_no_token_is_too_old() -> None:
@@ -121,7 +120,7 @@ def test_groups_that_gave_no_gradient_are_not_reused() -> None:
         batch.fresh[0].trajectories[0].reward = reward
         config = job([], schedule=REUSE, train=train)
         frozen = lambda made, names: {name: [np.zeros(1, np.float32) for _ in made] for name in names}  # noqa: E731
-        prepare_updates(batch.groups, GRPO(GRPO.Params()), config, 0, frozen)
+        prepare_updates(batch.groups, objective_of(config), config, 0, frozen)
         one.trained(1)
         scripted.version = 1
         return [group.group_id for group in one.take(1).reused]
@@ -163,7 +162,7 @@ def test_a_step_without_a_single_response_goes_through(tmp_path: Path) -> None:
     assert not {"reward/mean", "reward/error_rate", "rollout/response_tokens_max", "rollout/entropy_nats"} & set(means)
     config = job(["zero_variance"], **overlap)
     refuse_failed_rewards(nothing.trajectories, config.reward)
-    updates, tally = prepare_updates(nothing.groups, GRPO(GRPO.Params()), config, 0, lambda _, names: {})
+    updates, tally = prepare_updates(nothing.groups, objective_of(config), config, 0, lambda _, names: {})
     assert updates == [] and tally.means()["train/empty_updates"] == config.train.updates_per_step
     run = RunDirectory.create(tmp_path / "run", to_yaml(config))
     run.write_metrics(1, {**means, **time_metrics(1.0, {}, 1.0)})

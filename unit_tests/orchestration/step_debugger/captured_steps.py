@@ -12,6 +12,7 @@ import numpy as np
 from safetensors.torch import load_file, save_file
 
 from data_feeds.packing import pack
+from data_feeds.responses import Responses
 from records.rollout import Prompt, Trajectory
 from unit_tests.orchestration.ranks.step_debugger_rank import CASES, STEP
 from unit_tests.tiny_model import WORDS
@@ -50,7 +51,9 @@ def packed(ranks: int) -> list:
         made = members(update, ranks)
         advantages = np.random.default_rng(update + 5).normal(size=len(made)).astype(np.float32)
         weights, groups = np.full(len(made), LOSS_WEIGHT, np.float32), np.repeat(np.arange(3), 3)[: len(made)]
-        updates.append(pack(made, groups, advantages, weights, 2, 24, ranks, True))
+        responses = Responses(made)
+        columns = responses.columns(2, advantages=advantages)
+        updates.append(pack(responses, groups, weights, columns, 24, ranks, True))
     assert len(updates[1][0]) > 1, "several micro-batches per rank"
     assert updates[0][-1][-1].is_dummy == (ranks == 2)
     return updates
@@ -81,18 +84,18 @@ def changed_weights(folder: Path, name: str, value: float) -> Path:
 
 def with_advantage(value: float, factor: float = 1.0):
     def change(batch):
-        advantages, weights = batch.advantages.copy(), batch.loss_weights * np.float32(factor)
+        advantages, weights = batch.columns["advantages"].copy(), batch.loss_weights * np.float32(factor)
         advantages[2] = value
-        return replace(batch, advantages=advantages, loss_weights=weights)
+        return replace(batch.with_columns({"advantages": advantages}), loss_weights=weights)
 
     return change
 
 
 def with_reward(value: float):
     def change(batch):
-        rewards, advantages = batch.rewards.copy(), batch.advantages.copy()
+        rewards, advantages = batch.rewards.copy(), batch.columns["advantages"].copy()
         rewards[1], advantages[batch.sequence == 1] = value, np.nan
-        return replace(batch, rewards=rewards, advantages=advantages)
+        return replace(batch.with_columns({"advantages": advantages}), rewards=rewards)
 
     return change
 
@@ -105,7 +108,7 @@ def without_rewards(batch):
 
 def commands(folder: Path) -> dict[str, list]:
     """By a name of this test's own: the arguments of a command."""
-    nudged = changed_copy(folder, "grpo", "nudged", lambda b: with_advantage(b.advantages[2] * 1.0001)(b))
+    nudged = changed_copy(folder, "grpo", "nudged", lambda b: with_advantage(b.columns["advantages"][2] * 1.0001)(b))
     found = {f"{case} {update}": [step_of(folder, case, update)] for case in CASES for update in (0, 1)}
     found |= {
         "page": [step_of(folder, "grpo"), "--algorithm", "cispo", "--set", f"ratio_cap={CAP}", "--html", folder / "step.html"],

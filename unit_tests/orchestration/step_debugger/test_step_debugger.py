@@ -68,10 +68,10 @@ def exact(results):
             logits = model(ids, use_cache=False).logits[0, len(t.prompt_ids) - 1 : -1] / TEMPERATURE
             logprob = torch.log_softmax(logits, -1).gather(1, torch.tensor(t.token_ids[:, None].astype(np.int64)))[:, 0]
             ratio = torch.exp(logprob - torch.tensor(batch.columns["old_logprobs"][own]).double())
-            a = torch.tensor(batch.advantages[own]).double()
+            a = torch.tensor(batch.columns["advantages"][own]).double()
             losses["grpo"] += -LOSS_WEIGHT * torch.minimum(ratio * a, ratio.clamp(1 - CLIP, 1 + CLIP) * a).sum()
             losses["cispo"] += -LOSS_WEIGHT * (ratio.detach().clamp(max=CAP) * a * logprob).sum()
-            rho = batch.columns["old_logprobs"][own] - batch.behavior_logprobs[own]
+            rho = batch.columns["old_logprobs"][own] - batch.columns["behavior_logprobs"][own]
             for position in range(len(a)):
                 one = {"advantage": a[position], "logprob": logprob[position], "ratio": ratio[position]}
                 numbers.append(

@@ -8,8 +8,9 @@ from algs.grpo import GRPO
 from algs.sft import SFT
 from configs.blocks.rl import RLConfig
 from configs.blocks.schedule import Schedule
+from data_feeds.responses import Responses
 from orchestration.metrics.rollouts import RewardFailures, refuse_failed_rewards, rollout_tally
-from orchestration.trainer.rl_batches import ScoredBatch, advantages_of, prepare_updates
+from orchestration.trainer.rl_batches import advantages_of, counted, groups_of, prepare_updates
 from orchestration.trainer.token_objective import TokenObjective
 from records.rollout import Group, Prompt, Trajectory
 
@@ -56,9 +57,16 @@ def zeros_recomputed(trajectories, names):
 
 def advantages(groups, method=None, **objective) -> list[float]:
     """The advantage of each trajectory's first token."""
-    batch, made = ScoredBatch.of(groups), config(objective)
-    found = advantages_of(batch, batch.groups(made), method or GRPO(GRPO.Params()), made)
-    return [float(values[0]) for values in found]
+    members, made = counted(groups), config(objective)
+    responses = Responses([t for own in members for t in own])
+    columns = responses.columns(0)
+    seen = groups_of(responses, torch.tensor([len(own) for own in members]), columns, None, made.objective.kl)
+    found = advantages_of(seen, columns["behavior_logprobs"], method or GRPO(GRPO.Params()), made)
+    return [float(values[0]) for values in responses.split(found)]
+
+
+def updates_of(groups, made, version, recompute):
+    return prepare_updates(groups, TokenObjective(GRPO(GRPO.Params()), made.objective), made, version, recompute)
 
 
 def trained(update) -> list[int]:
@@ -67,12 +75,10 @@ def trained(update) -> list[int]:
 
 def test_a_failed_score_is_in_neither_baseline_nor_loss():
     groups = [group(0, [1.0, 0.0, None, 0.0])]
-    method = GRPO(GRPO.Params())
-    batch = ScoredBatch.of(groups)
-    assert [t.reward for t in batch.trajectories] == [1.0, 0.0, 0.0]
+    assert [[t.reward for t in own] for own in counted(groups)] == [[1.0, 0.0, 0.0]]
     assert advantages(groups) == advantages([group(0, [1.0, 0.0, 0.0])])
     assert groups[0].trajectories[2].advantage is None
-    updates, tally = prepare_updates(groups, method, config(), 0, nothing_recomputed)
+    updates, tally = updates_of(groups, config(), 0, nothing_recomputed)
     assert trained(updates[0]) == [0, 1, 2]
     assert sum(b.loss_weights.sum() for b in updates[0][0]) == pytest.approx(1.0)  # the denominator knows three only
     assert tally.means()["train/trajectories"] == 3
@@ -83,35 +89,33 @@ def test_a_dropped_response_leaves_the_loss_and_the_denominator_and_the_baseline
         groups = [group(0, [1.0, 0.0, 0.0, 0.0] if in_baseline else [1.0, 0.0, 0.0])]
         left_out = groups[0].trajectories[-1]
         left_out.dropped_by, left_out.in_baseline = "overlong", in_baseline
-        updates, _ = prepare_updates(groups, GRPO(GRPO.Params()), config(), 0, nothing_recomputed)
+        updates, _ = updates_of(groups, config(), 0, nothing_recomputed)
         (batch,) = updates[0][0]
-        assert batch.advantages[::3] == pytest.approx(expected, abs=1e-3)
+        assert batch.columns["advantages"][::3] == pytest.approx(expected, abs=1e-3)
         assert batch.loss_weights.sum() == pytest.approx(1.0)
         assert trained(updates[0]) == list(range(len(expected)))
 
 
 def test_groups_without_variance_are_left_out_but_stay_in_the_denominator():
     groups = [group(0, [1.0, 0.0]), group(1, [1.0, 1.0]), group(2, [0.0, 0.0])]
-    method = GRPO(GRPO.Params())
-    updates, tally = prepare_updates(groups, method, config(), 0, nothing_recomputed)
+    updates, tally = updates_of(groups, config(), 0, nothing_recomputed)
     assert trained(updates[0]) == [0, 1]
     assert sum(b.loss_weights.sum() for b in updates[0][0]) == pytest.approx(1 / 3)
-    kept, _ = prepare_updates(groups, method, config(drop_zero_variance_groups=False), 0, nothing_recomputed)
+    kept, _ = updates_of(groups, config(drop_zero_variance_groups=False), 0, nothing_recomputed)
     assert trained(kept[0]) == list(range(6))
-    with_kl, _ = prepare_updates(groups, method, config({"kl": {"coef": 0.1}}), 0, zeros_recomputed)
+    with_kl, _ = updates_of(groups, config({"kl": {"coef": 0.1}}), 0, zeros_recomputed)
     assert trained(with_kl[0]) == list(range(6)), "a KL term acts on every token"
-    with_entropy, _ = prepare_updates(groups, method, config({"entropy_coef": 0.1}), 0, nothing_recomputed)
+    with_entropy, _ = updates_of(groups, config({"entropy_coef": 0.1}), 0, nothing_recomputed)
     assert trained(with_entropy[0]) == list(range(6)), "an entropy bonus acts on every token"
     assert tally.means()["train/trajectories"] == 2
 
 
 def test_an_update_without_any_signal_is_left_out_and_counted():
     groups = [group(0, [1.0, 1.0]), group(1, [0.0, 1.0])]
-    method = GRPO(GRPO.Params())
-    updates, tally = prepare_updates(groups, method, config(updates_per_step=2), 0, zeros_recomputed)
+    updates, tally = updates_of(groups, config(updates_per_step=2), 0, zeros_recomputed)
     assert len(updates) == 1
     assert tally.means()["train/empty_updates"] == 1
-    nothing, _ = prepare_updates([group(0, [None, None])], method, config(), 0, nothing_recomputed)
+    nothing, _ = updates_of([group(0, [None, None])], config(), 0, nothing_recomputed)
     assert nothing == []
 
 
@@ -124,10 +128,10 @@ def test_a_kl_penalty_in_the_reward_is_a_sum_over_the_response():
         return {"old_logprobs": old, "ref_logprobs": [x - 0.1 * (i + 1) for i, x in enumerate(old)]}
 
     made = config({"advantage": "group_mean", "kl": {"coef": 0.5, "estimator": "k1", "placement": "reward"}})
-    updates, _ = prepare_updates(groups, GRPO(GRPO.Params()), made, 0, recomputed)
+    updates, _ = updates_of(groups, made, 0, recomputed)
     rewards = np.array([1.0 - 0.15, 0.0 - 0.30, 0.5 - 0.45])  # R - 0.5 * 3 tokens * 0.1 (i + 1)
     (batch,) = updates[0][0]
-    assert batch.advantages[::3] == pytest.approx(rewards - rewards.mean(), abs=1e-6)
+    assert batch.columns["advantages"][::3] == pytest.approx(rewards - rewards.mean(), abs=1e-6)
 
 
 def test_rejected_tokens_leave_the_denominator_when_told():
@@ -140,7 +144,7 @@ def test_rejected_tokens_leave_the_denominator_when_told():
     def total(rejected, ask):
         correction = {"function": "token_mask", "params": {"low": 0.5, "high": 2.0}}
         made = config({"corrections": [correction], "rejected_tokens": rejected})
-        updates, _ = prepare_updates(groups, GRPO(GRPO.Params()), made, 0, ask)
+        updates, _ = updates_of(groups, made, 0, ask)
         return updates[0][0][0].loss_weights
 
     assert total("stay", nothing_recomputed) == pytest.approx([1 / 6] * 6)
@@ -152,18 +156,16 @@ def test_a_reward_that_is_not_finite_shows_in_the_advantages():
         found = advantages([group(0, [reward, 0.0, 1.0]), group(1, [1.0, 0.0])])
         assert np.isnan(found[0])
         assert np.isfinite(found[3:]).all()
-        updates, _ = prepare_updates([group(0, [reward] * 2)], GRPO(GRPO.Params()), config(), 0, nothing_recomputed)
+        updates, _ = updates_of([group(0, [reward] * 2)], config(), 0, nothing_recomputed)
         assert trained(updates[0]) == [0, 1], "a group of nothing but NaN must not pass for one without variance"
 
 
 def test_an_engines_log_probability_that_is_not_finite_shows_in_the_advantages():
     groups = [group(0, [1.0, 0.0])]
     groups[0].trajectories[1].behavior_logprobs[2] = float("nan")
-    updates, _ = prepare_updates(
-        groups, GRPO(GRPO.Params()), config({"corrections": ["token_mask"]}), 0, nothing_recomputed
-    )
+    updates, _ = updates_of(groups, config({"corrections": ["token_mask"]}), 0, nothing_recomputed)
     (batch,) = updates[0][0]
-    assert np.isnan(batch.advantages).tolist() == [False] * 5 + [True]
+    assert np.isnan(batch.columns["advantages"]).tolist() == [False] * 5 + [True]
 
 
 class TooShort(GRPO):
@@ -219,7 +221,7 @@ def test_ages_are_of_the_tokens_in_the_forward_pass_by_one_definition():
         t.is_action = np.array([False, True, True, True])  # an observation has no age
     schedule = Schedule(mode="overlap", max_staleness=2, replay_buffer_versions=1, replay_buffer_share=0.25)
     made = config(updates_per_step=2).model_copy(update={"schedule": schedule})
-    _, tally = prepare_updates(groups, GRPO(GRPO.Params()), made, 5, zeros_recomputed)
+    _, tally = updates_of(groups, made, 5, zeros_recomputed)
     means = tally.means()
     ages = [1, 1, 2, 1, 0, 3, 3, 0]  # by hand; the last group is paid alike, and in no forward pass
     assert [means[f"schedule/staleness/{age}"] for age in range(4)] == [ages.count(age) / 8 for age in range(4)]
@@ -228,7 +230,7 @@ def test_ages_are_of_the_tokens_in_the_forward_pass_by_one_definition():
 
 
 def test_in_sync_mode_every_token_is_of_the_policy_itself():
-    _, tally = prepare_updates([group(0, [1.0, 0.0])], GRPO(GRPO.Params()), config(), 0, nothing_recomputed)
+    _, tally = updates_of([group(0, [1.0, 0.0])], config(), 0, nothing_recomputed)
     means = tally.means()
     assert means["train/staleness_mean"] == means["train/staleness_max"] == 0
     assert not [name for name in means if name.startswith("schedule/")]

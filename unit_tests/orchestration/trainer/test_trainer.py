@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from algs.parts.aggregation import token_weights
 from configs.blocks.rl import Train
-from data_feeds.packing import pack
+from data_feeds.packing import MicroBatch, pack
+from data_feeds.responses import Responses
 from orchestration.metrics.tally import Tally
 from orchestration.trainer.optimizer import deepspeed_config, learning_rate_at
 from records.rollout import Prompt, Trajectory
@@ -57,6 +58,12 @@ def batch_of(members: list[int], trajectories: list[Trajectory]):
     return [trajectories[i] for i in members], group, advantages, weights
 
 
+def packed_batch(members: list[int], budget: int, ranks: int, share: bool) -> list[list[MicroBatch]]:
+    chosen, group, advantages, weights = batch_of(members, make_trajectories())
+    responses = Responses(chosen)
+    return pack(responses, group, weights, responses.columns(0, advantages=advantages), budget, ranks, share)
+
+
 def reference(folder: Path, case: str, trajectories: list[Trajectory]) -> dict[str, torch.Tensor]:
     """The case's weights by plain autograd in float64, one unpacked sequence at a time, straight from the formulas."""
     model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float64, attn_implementation="eager")
@@ -99,14 +106,12 @@ def folder(tmp_path_factory, rank_groups):
         num_key_value_heads=1, head_dim=16, tie_word_embeddings=True, initializer_range=0.2,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder / "model")
-    trajectories = make_trajectories()
     packed = {}
     for ranks in (1, 2):
         for case, (_, budget, _, _, share) in trainer_rank.CASES.items():
             packed[case, ranks] = []
             for members in updates_of(case):
-                chosen, group, advantages, weights = batch_of(members, trajectories)
-                packed[case, ranks].append(pack(chosen, group, advantages, weights, 0, budget, ranks, share))
+                packed[case, ranks].append(packed_batch(members, budget, ranks, share))
     assert any(len(update[0]) > 1 for update in packed["zero1", 2]), "the case should need several micro-batches"
     (folder / "micro_batches.pkl").write_bytes(pickle.dumps(packed))
     for ranks in (1, 2):

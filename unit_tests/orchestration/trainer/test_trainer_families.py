@@ -8,6 +8,7 @@ import torch
 
 from algs.parts.aggregation import MODES, token_weights
 from data_feeds.packing import pack
+from data_feeds.responses import Responses
 from plugins import methods as algorithm
 from records.rollout import Prompt, Trajectory
 from unit_tests.tiny_model import WORDS, write_tiny_model
@@ -68,11 +69,9 @@ def packed(sizes, made, columns, mode, order, budget, ranks, share):
     groups = np.repeat(np.arange(len(sizes)), sizes)[order]
     lengths = torch.tensor([made[i].action_tokens for i in order])
     weights = token_weights(mode, lengths, torch.tensor(groups), 8).numpy()
-    own = {name: [values[i] for i in order] for name, values in columns.items()}
-    return pack(
-        [made[i] for i in order], groups, own.pop("advantages"), weights, 0, budget, ranks, share or sizes == PAIRS,
-        columns=own, whole_groups=sizes == PAIRS,
-    )  # fmt: skip
+    responses = Responses([made[i] for i in order])
+    own = responses.columns(0) | {name: np.concatenate([values[i] for i in order]) for name, values in columns.items()}
+    return pack(responses, groups, weights, own, budget, ranks, share or sizes == PAIRS, whole_groups=sizes == PAIRS)
 
 
 @pytest.fixture(scope="module")

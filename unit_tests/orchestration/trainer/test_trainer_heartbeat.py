@@ -6,8 +6,7 @@ import pickle
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from data_feeds.packing import pack
-from unit_tests.orchestration.trainer.test_trainer import GROUPS, batch_of, make_trajectories
+from unit_tests.orchestration.trainer.test_trainer import GROUPS, packed_batch
 
 
 def test_each_micro_batch_is_told_also_where_a_method_first_sums_over_all_of_them(tmp_path, rank_groups):
@@ -17,7 +16,7 @@ def test_each_micro_batch_is_told_also_where_a_method_first_sums_over_all_of_the
     )  # fmt: skip
     torch.manual_seed(0)
     LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
-    packed = pack(*batch_of(list(range(sum(GROUPS))), make_trajectories()), 0, 40, 1, False)
+    packed = packed_batch(list(range(sum(GROUPS))), 40, 1, False)
     count = len(packed[0])
     assert count > 1
     (tmp_path / "micro_batches.pkl").write_bytes(pickle.dumps(packed))

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from data_feeds.packing import pack
+from data_feeds.responses import Responses
 from records.rollout import Prompt, Trajectory
 from unit_tests.orchestration.ranks.nonfinite_rank import CASES, POISONS
 from unit_tests.tiny_model import WORDS, write_tiny_model
@@ -38,7 +39,9 @@ def results(tmp_path_factory, rank_groups):
     made = trajectories()
     advantages = np.random.default_rng(1).normal(size=6).astype(np.float32)
     groups, weights = np.repeat(np.arange(3), 2), np.full(6, 1 / 6, np.float32)
-    packed = {ranks: pack(made, groups, advantages, weights, 0, 12, ranks, True) for ranks in (1, 2)}
+    responses = Responses(made)
+    columns = responses.columns(0, advantages=advantages)
+    packed = {ranks: pack(responses, groups, weights, columns, 12, ranks, True) for ranks in (1, 2)}
     assert len(packed[2][0]) > 1, "several micro-batches per rank"
     (folder / "micro_batches.pkl").write_bytes(pickle.dumps(packed))
     found = {}

@@ -1,0 +1,93 @@
+"""The weights of a trainer rank on their way out: to engines, into checkpoints, into captured steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+from torch import Tensor
+
+from configs.blocks.lora import Lora
+from data_feeds.chat.template import load_tokenizer
+from orchestration.model.adapter_files import ADAPTER_FOLDER, save_adapter
+from orchestration.model.lora import adapter_tensors, announced, merged_tensors
+from orchestration.model.policy_model import PolicyModel
+from orchestration.model.reward_model_files import save_reward_model
+from orchestration.trainer.optimizer import full_parameters, whole
+from orchestration.trainer.settings import TrainerSettings
+
+
+class TrainedWeights:
+    """Whole parameters, gathered from all ranks. Every method but `adapter_notice` is a collective: every rank calls it."""
+
+    def __init__(
+        self, policy: PolicyModel, values: torch.nn.Module | None, settings: TrainerSettings, is_reward_model: bool
+    ) -> None:
+        """values: the critic, or the value head on the policy's trunk. is_reward_model: the trunk and head are the product."""
+        self.policy, self.values, self.settings = policy, values, settings
+        self.is_reward_model = is_reward_model
+        self.rank = torch.distributed.get_rank()
+
+    def sent(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield what engines are sent, in the compute dtype: full parameters by their Hugging Face names; with `lora.sync:
+        adapter` the adapter's alone, by PEFT's."""
+        lora = self.settings.lora
+        yield from self._tensors(only_adapter=lora is not None and lora.sync == "adapter")
+
+    def adapter_notice(self) -> dict[str, Any] | None:
+        """Return what engines must know to use the adapter that `sent` gives; None when it gives a whole model."""
+        lora = self.settings.lora
+        return announced(self.policy.hf_model, lora) if lora is not None and lora.sync == "adapter" else None
+
+    def save(self, folder: Path) -> None:
+        """Write the policy and its tokenizer in Hugging Face format (rank 0 writes). Of a policy with adapters write those
+        alone, in PEFT's format; with merged checkpoints they go to folder/adapter, and what they make with the base to the
+        folder."""
+        lora, merged = self.settings.lora, self.settings.merged_checkpoints
+        if lora is None or merged:
+            self._save_tensors(folder, None)
+        if lora is not None:
+            self._save_tensors(folder / ADAPTER_FOLDER if merged else folder, lora)
+
+    def value_parameters(self) -> dict[str, Tensor]:
+        """Return the parameters of the critic or value head on rank 0; other ranks get an empty dict."""
+        gathered: dict[str, Tensor] = {}
+        if self.values is not None:
+            for name, tensor in full_parameters(self.values, self.settings.train):
+                if self.rank == 0:
+                    gathered[name] = tensor.cpu().clone()
+        return gathered
+
+    def load_value_parameters(self, parameters: dict[str, Tensor]) -> None:
+        """Put back what `value_parameters` gave, into what computes; an optimizer's own float32 copy stays as it is."""
+        if self.values is not None:
+            for name, parameter in self.values.named_parameters():
+                is_partitioned = self.settings.train.zero_stage == 3
+                with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=is_partitioned):
+                    parameter.data.copy_(parameters[name])
+
+    def _tensors(self, only_adapter: bool) -> Iterator[tuple[str, Tensor]]:
+        hf_model, train = self.policy.hf_model, self.settings.train
+        if self.settings.lora is None:
+            return full_parameters(hf_model, train)
+        read = adapter_tensors if only_adapter else merged_tensors
+        return read(hf_model, lambda parameters: whole(parameters, train))
+
+    def _save_tensors(self, folder: Path, lora: Lora | None) -> None:
+        """Write the whole model, or the adapter alone."""
+        model, state = self.settings.model, {}
+        for name, tensor in self._tensors(only_adapter=lora is not None):
+            if self.rank == 0:
+                state[name] = tensor.cpu().clone()
+        head = self.value_parameters() if self.is_reward_model else {}
+        if self.rank == 0:
+            if self.is_reward_model and lora is None:
+                save_reward_model(folder, self.policy.hf_model, state, head)
+            elif lora is None:
+                self.policy.hf_model.save_pretrained(folder, state_dict=state)
+            else:
+                save_adapter(folder, state, lora, model.path)
+            load_tokenizer(model.path, model.trust_remote_code).save_pretrained(folder)
