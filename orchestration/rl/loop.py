@@ -66,7 +66,9 @@ def attempt(
     with ExitStack() as stack:
         with console.phase("starting engines and trainer"):
             actors = stack.enter_context(
-                started_actors(EngineJob.of_rl(config), Training.of(config, objective.method, run), run, console.warning)
+                started_actors(
+                    EngineJob.of_rl(config), Training.of(config, objective.method, run), run, console.warning
+                )
             )
         job = RLJob(config, objective, prompts, run, actors, console)
         if checkpoint is not None:
