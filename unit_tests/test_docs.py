@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import re
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import yaml
 
+from algs import grpo
+from algs.introspection.method_facts import made_up_tokens
 from algs.records import Groups, PolicyTokens
 from configs.blocks.rl import Data, Reward, Rollout
 from plugins.lookup import check_params
@@ -42,6 +46,17 @@ def module_of(tmp_path, monkeypatch):
         return module
 
     return load
+
+
+def test_method_in_the_readme_is_the_one_that_ships() -> None:
+    """The README leaves imports and the docstring out; its class has the parameters and the loss of algs/grpo.py."""
+    (source,) = blocks("README.md", "python")
+    shown: dict[str, Any] = dict(vars(grpo))
+    exec(source, shown)
+    ours, theirs = grpo.GRPO(grpo.GRPO.Params()), shown["GRPO"](shown["GRPO"].Params())
+    assert dataclasses.asdict(ours.params) == dataclasses.asdict(theirs.params)
+    tokens = made_up_tokens()
+    assert torch.equal(ours.loss(tokens).loss, theirs.loss(tokens).loss)
 
 
 def test_method_in_contributing_trains(module_of) -> None:
