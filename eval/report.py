@@ -9,10 +9,8 @@ Works while the run goes on: the file is replaced as a whole.
 from __future__ import annotations
 
 import argparse
-import html
 import json
 import math
-import re
 import sys
 import time
 from datetime import UTC, datetime
@@ -24,6 +22,7 @@ import yaml
 from orchestration.metrics.definitions import PHASES, Metric, definition, metric_order
 from orchestration.run.atomic_files import write_atomically
 from orchestration.run.directory import CONFIG, ENVIRONMENT, REPORT, read_metrics
+from orchestration.run.html_page import html_page
 from orchestration.run.samples import sample_lines, sample_steps
 
 ASSETS = Path(__file__).resolve().parent / "report_assets"
@@ -62,19 +61,8 @@ def write_report(run: str | Path) -> Path:
     run = Path(run)
     if not (run / CONFIG).is_file():
         raise ValueError(f"{run} holds no run ({CONFIG} is missing); give the directory of a run, such as runs/grpo")
-    data = json.dumps(report_data(run), allow_nan=False)
-    # Inside <script>, only "<" can end the element or start a comment; JSON allows its escaped form in strings.
-    data = data.replace("<", "\\u003c")
-    parts = {
-        "title": html.escape(run.resolve().name),
-        "style": (ASSETS / "style.css").read_text(encoding="utf-8"),
-        "script": "\n".join((ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS),
-        "data": data,
-    }
-    template = (ASSETS / "page.html").read_text(encoding="utf-8")
-    page = re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
     path = run / REPORT
-    write_atomically(path, page)
+    write_atomically(path, html_page(run.resolve().name, report_data(run), ASSETS, SCRIPTS))
     return path
 
 

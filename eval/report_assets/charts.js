@@ -1,20 +1,7 @@
-// Small helpers and line charts drawn as SVG. Text enters the page as text nodes only, never as HTML.
+// Line charts drawn as SVG.
 
-const data = JSON.parse(document.getElementById("data").textContent);
 const PALETTE = 7;
 const SMOOTH_ABOVE = 60; // series with more points also get a running mean
-
-function el(tag, attributes = {}, ...children) {
-  const node = document.createElement(tag);
-  for (const [key, value] of Object.entries(attributes)) {
-    if (key === "class") node.className = value;
-    else if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
-    else if (value === true) node.setAttribute(key, "");
-    else if (value !== false && value !== null && value !== undefined) node.setAttribute(key, value);
-  }
-  node.append(...children.filter((child) => child !== null && child !== undefined));
-  return node;
-}
 
 function svg(tag, attributes = {}, ...children) {
   const node = document.createElementNS("http://www.w3.org/2000/svg", tag);

@@ -1,6 +1,5 @@
 // The page itself: headline, curves, time, numbers, configuration.
 
-const byId = (id) => document.getElementById(id);
 const present = (name) => (data.metrics[name] ?? []).filter(isNumber);
 const phaseColor = (phase) => (phase === "start-up" ? "var(--line)" : phase === "other" ? "var(--quiet)" : color(data.phases.indexOf(phase)));
 
@@ -19,11 +18,6 @@ function heading() {
   byId("subtitle").textContent = [data.method, data.model, progress, `written ${data.written}`].filter(Boolean).join("  ·  ");
   byId("omitted").textContent = data.omitted.join(" ");
   byId("footer").textContent = "Made by python -m eval.report from metrics.jsonl, samples/, config.yaml and environment.json. Hover over a name for its definition.";
-  byId("theme").addEventListener("click", () => {
-    const root = document.documentElement.style;
-    const dark = root.colorScheme ? root.colorScheme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-    root.colorScheme = dark ? "light" : "dark";
-  });
   if (running) reloading();
 }
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import html
-import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from orchestration.run.atomic_files import write_atomically
+from orchestration.run.html_page import html_page
 from orchestration.step_debugger.findings import Finding
 from orchestration.step_debugger.rerun import Compared
 from orchestration.step_debugger.token_table import CAUSES, COLUMNS, TEXTS, WHOLE, TokenTable
@@ -35,16 +33,8 @@ def write_page(
     prompts: Mapping[int, str],
 ) -> None:
     """Write the page, whole or not at all. `prompts` by trajectory: what stood before its first action token."""
-    data = json.dumps(page_data(title, findings, metrics, table, prompts), allow_nan=False)
-    parts = {
-        "title": html.escape(title.split(":")[0]),
-        "style": (ASSETS / "style.css").read_text(encoding="utf-8"),
-        "script": (ASSETS / "page.js").read_text(encoding="utf-8"),
-        # Inside <script>, only "<" can end the element or start a comment; JSON allows its escaped form in strings.
-        "data": data.replace("<", "\\u003c"),
-    }
-    template = (ASSETS / "page.html").read_text(encoding="utf-8")
-    write_atomically(path, re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template))
+    data = page_data(title, findings, metrics, table, prompts)
+    write_atomically(path, html_page(title.split(":")[0], data, ASSETS))
 
 
 def page_data(

@@ -1,12 +1,9 @@
 // The tokens of one optimizer step: a response as coloured text, and a table that sorts and filters.
-// Text enters the page as text nodes only, never as HTML.
 
-const data = JSON.parse(document.getElementById("data").textContent);
 const columns = data.columns;
 const total = columns.trajectory.length;
 const spoiled = new Set(data.spoiled);
 const BATCH = 200; // rows drawn at a time
-const byId = (id) => document.getElementById(id);
 const state = { sort: "share", descending: true, scope: "", filter: "all", query: "", shown: BATCH, picked: null };
 
 const FILTERS = {
@@ -17,17 +14,6 @@ const FILTERS = {
   "changed by the other method": (row) => columns.change?.[row] > "",
   "not finite": (row) => spoiled.has(row),
 };
-
-function el(tag, attributes = {}, ...children) {
-  const node = document.createElement(tag);
-  for (const [key, value] of Object.entries(attributes)) {
-    if (key === "class") node.className = value;
-    else if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
-    else if (value !== false && value !== null && value !== undefined) node.setAttribute(key, value);
-  }
-  node.append(...children);
-  return node;
-}
 
 const isShare = (name) => name.endsWith("share");
 const isText = (name) => data.texts.includes(name);
@@ -165,10 +151,6 @@ function start() {
   choose("query", "query");
   byId("response").addEventListener("input", () => ((state.picked = null), drawText(), drawTable()));
   byId("more").addEventListener("click", () => ((state.shown += BATCH), drawTable(true)));
-  byId("theme").addEventListener("click", () => {
-    const dark = getComputedStyle(document.documentElement).colorScheme === "dark" || (document.documentElement.style.colorScheme === "" && matchMedia("(prefers-color-scheme: dark)").matches);
-    document.documentElement.style.colorScheme = dark ? "light" : "dark";
-  });
   drawText();
   drawTable();
 }
