@@ -205,7 +205,7 @@ def test_two_ranks_by_either_launcher_killed_and_resumed(folder: Path, monkeypat
     assert "written by 2 trainer rank(s), now there are 1; use 2" in capsys.readouterr().err
     whole = launched(folder, "torchrun", "--run-dir", "runs/whole")
     shown = ended(launched(folder, "deepspeed", "--resume", "runs/killed"))
-    assert shown.count("going on from runs/killed/checkpoints/step_0000") == 1, "the first rank speaks for all"
+    assert shown.count("resuming from runs/killed/checkpoints/step_0000") == 1, "the first rank speaks for all"
     assert ended(whole).count("held-out loss ") >= 1
     assert numbers(folder / "runs/killed") == numbers(folder / "runs/whole")
     one, two = (checkpoints(folder / "runs" / name)[-1] / "model.safetensors" for name in ("killed", "whole"))

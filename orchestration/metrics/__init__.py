@@ -1,1 +1,1 @@
-"""Every number that is logged: its definition, its reduction over ranks and steps, its page in the docs."""
+"""This room defines every logged number, reduces it over ranks and steps, and writes docs/METRICS.md."""

@@ -1,4 +1,4 @@
-"""What a step's responses were like, as metrics, and whether enough of them could be scored."""
+"""Measure the responses of a step or an evaluation, and check that enough of them could be scored."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from records.rollout import Group, Trajectory, paid_alike
 
 
 class RewardFailures(RuntimeError):
-    """Too many responses of a step could not be scored."""
+    """The error that ends a run in which too many responses of a step could not be scored."""
 
 
 def rollout_tally(groups: list[Group], pass_threshold: float) -> Tally:
-    """What a step's responses were like: rewards over scored ones, lengths over all. Of no responses there are only counts: a
-    step may have none, when filters left out more groups than may be replaced."""
+    """Return the metrics of a step's responses: rewards over the scored ones, lengths over all.
+
+    Without any response only the counts are present. A step has none when filters left out more groups than may be
+    replaced.
+    """
     tally = Tally()
     trajectories = [t for group in groups for t in group.trajectories]
     scored = [t for t in trajectories if t.reward is not None]
@@ -38,14 +41,14 @@ def rollout_tally(groups: list[Group], pass_threshold: float) -> Tally:
     tally.total("rollout/tokens", sum(t.action_tokens for t in trajectories))
     logprobs = [t.behavior_logprobs[t.is_action] for t in trajectories]
     tally.add_values("rollout/entropy_nats", -np.concatenate(logprobs) if logprobs else [])
-    flat = sum(bool(g.scored) and paid_alike(g.scored) for g in groups)
-    tally.total("rollout/zero_variance_groups", flat)
-    tally.add("rollout/zero_variance_share", flat, len(groups))
+    zero_variance = sum(bool(g.scored) and paid_alike(g.scored) for g in groups)
+    tally.total("rollout/zero_variance_groups", zero_variance)
+    tally.add("rollout/zero_variance_share", zero_variance, len(groups))
     return tally
 
 
 def refuse_failed_rewards(trajectories: list[Trajectory], reward: Reward) -> None:
-    """Raises: RewardFailures, with the first error, when a larger share failed than reward.max_error_rate."""
+    """Raise RewardFailures, with the first error, when more than reward.max_error_rate could not be scored."""
     failed = [t for t in trajectories if t.reward_error is not None]
     if len(failed) > reward.max_error_rate * len(trajectories):
         raise RewardFailures(
@@ -56,7 +59,7 @@ def refuse_failed_rewards(trajectories: list[Trajectory], reward: Reward) -> Non
 
 
 def evaluation_tally(groups: list[Group], pass_threshold: float, greedy: bool) -> Tally:
-    """Accuracy over all responses, also of each source; a response that could not be scored counts as failed."""
+    """Return the metrics of an evaluation. A response that could not be scored counts as failed."""
     tally = Tally()
     trajectories = [t for group in groups for t in group.trajectories]
     for t in trajectories:

@@ -1,4 +1,4 @@
-"""Where a step's wall-clock goes, and after which steps something is done."""
+"""Measure where a step's wall-clock goes, and decide after which steps something is due."""
 
 from __future__ import annotations
 
@@ -12,19 +12,16 @@ from orchestration.metrics.tally import time_metrics
 
 
 class StepClock:
-    """Seconds per phase since the last lap; what no phase claims is the driver's own."""
+    """Count the seconds of each phase since the last lap. Time in no phase is the driver's own work."""
 
     def __init__(self) -> None:
-        self.program_started = psutil.Process().create_time()  # Unix seconds: start-up and imports count
-        self._restart()
-
-    def _restart(self) -> None:
+        self.program_started = psutil.Process().create_time()  # Unix seconds; start-up and imports count too
         self.started = time.monotonic()
         self.phases: dict[str, float] = {}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Claim the block's time for a phase."""
+        """Count the block's time for a phase."""
         started = time.monotonic()
         try:
             yield
@@ -32,17 +29,17 @@ class StepClock:
             self.phases[name] = self.phases.get(name, 0.0) + time.monotonic() - started
 
     def move(self, seconds: float, source: str, target: str) -> None:
-        """Part of what was measured as one phase belongs to another."""
+        """Count seconds that were measured in one phase for another one."""
         self.phases[source] = self.phases.get(source, 0.0) - seconds
         self.phases[target] = self.phases.get(target, 0.0) + seconds
 
     def lap(self) -> dict[str, float]:
-        """The time/* metrics since the last lap. The next step begins here: writing this one down belongs to it."""
+        """Return the time/* metrics since the last lap, and begin the next one, which includes writing these down."""
         metrics = time_metrics(time.monotonic() - self.started, self.phases, time.time() - self.program_started)
-        self._restart()
+        self.started, self.phases = time.monotonic(), {}
         return metrics
 
 
 def due(step: int, every: int, steps: int) -> bool:
-    """Whether something is done after this step: every so often (0: never), and at the end."""
+    """Return whether something is due after this step: after every `every` steps (0: never), and after the last one."""
     return step == steps or (every > 0 and step % every == 0)

@@ -1,8 +1,7 @@
-"""Every number a run logs: its unit, its definition and how it is reduced.
+"""Reduce a step's numbers once, over all micro-batches, ranks and engines.
 
-A `Tally` holds sums, counts, maxima and totals, so that a step's numbers are reduced once over all micro-batches, ranks
-and engines: a mean of means weighs a short micro-batch like a long one and is wrong. orchestration/metrics/definitions.py
-defines each name; docs/METRICS.md is generated from it by `python -m orchestration.metrics.tally`.
+A mean of means would be wrong, because it weighs a short micro-batch like a long one. A `Tally` therefore keeps sums
+and counts apart until the end. orchestration/metrics/definitions.py defines each name.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def part_metric(part: str) -> str:
 
 @dataclass
 class Tally:
-    """Sums and counts, maxima and totals by metric name. Merging the tallies of any partition equals the whole."""
+    """Sums and counts, maxima and totals by metric name. Merged tallies of any partition equal that of the whole."""
 
     sums: dict[str, float] = field(default_factory=dict)
     counts: dict[str, float] = field(default_factory=dict)
@@ -44,12 +43,12 @@ class Tally:
         self.counts[name] = self.counts.get(name, 0.0) + float(count)
 
     def add_values(self, name: str, values: ArrayLike) -> None:
-        """Add every element of `values` to a mean; summed in float64."""
+        """Add every element of `values` to a mean, summed in float64."""
         array = np.asarray(values, dtype=np.float64)
         self.add(name, float(array.sum()), array.size)
 
     def maximum(self, name: str, value: float) -> None:
-        """Keep the largest value; NaN stays visible."""
+        """Keep the largest value; a NaN stays."""
         self._claim(name, self.maxima)
         self.maxima[name] = float(np.maximum(self.maxima.get(name, -np.inf), value))
 
@@ -59,7 +58,7 @@ class Tally:
         self.totals[name] = self.totals.get(name, 0.0) + float(value)
 
     def merge(self, other: Tally) -> Tally:
-        """Take in another tally, in place; returns self."""
+        """Add another tally to this one, in place, and return this one."""
         for name, value in other.sums.items():
             self.add(name, value, other.counts[name])
         for name, value in other.maxima.items():
@@ -76,7 +75,7 @@ class Tally:
         return whole
 
     def renamed(self, rename: Callable[[str], str]) -> Tally:
-        """The same figures under other names, which must have definitions."""
+        """Return the same numbers under other names, which must have definitions."""
         other = Tally()
         for name, value in self.sums.items():
             other.add(rename(name), value, self.counts[name])
@@ -87,7 +86,7 @@ class Tally:
         return other
 
     def means(self) -> dict[str, float]:
-        """One number per name: mean, maximum or total. A mean of nothing (count 0) is left out."""
+        """Return one number per name: its mean, maximum or total. A mean of nothing (count 0) is left out."""
         means = {name: self.sums[name] / count for name, count in self.counts.items() if count > 0}
         return {**means, **self.maxima, **self.totals}
 
@@ -99,9 +98,10 @@ class Tally:
 
 
 def time_metrics(step_seconds: float, phases: dict[str, float], since_start_seconds: float) -> dict[str, float]:
-    """The time/* metrics of a step from the seconds spent in each of PHASES.
+    """Return the time/* metrics of a step from the seconds spent in each of PHASES.
 
-    Raises: ValueError for a phase that is not in PHASES.
+    Raises:
+        ValueError: a phase is not in PHASES.
     """
     unknown = set(phases) - set(PHASES)
     if unknown:

@@ -1,1 +1,1 @@
-"""The loop of supervised and preference learning."""
+"""This room holds the loop of supervised and preference learning."""

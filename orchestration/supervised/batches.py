@@ -1,4 +1,4 @@
-"""From examples (a demonstration, a pair, a labelled response) to micro-batches of all ranks."""
+"""Turn examples (demonstrations, pairs or labelled responses) into micro-batches for all ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Reference = Mapping[tuple[str, int], np.ndarray]  # log pi_ref of the trained to
 
 
 class Packing:
-    """How a job packs: the same on every rank, a pure function of the examples."""
+    """Pack a job's examples. The result depends on the examples alone, so it is the same on every rank."""
 
     def __init__(self, config: SLConfig, method: PolicyMethod, ranks: int) -> None:
         self.train, self.max_tokens = config.train, config.data.max_tokens
@@ -27,10 +27,10 @@ class Packing:
         # A response's score is the value of the state after its last token.
         self.scores_responses = "values" in method.needs()
         self.ranks = ranks
-        self.reference: Reference | None = None  # precomputed
+        self.reference: Reference | None = None  # precomputed, when objective.reference says so
 
     def of(self, examples: Sequence[Example]) -> list[list[MicroBatch]]:
-        """Micro-batches of each rank. Loss weights hold the denominators of all the examples together."""
+        """Return the micro-batches of each rank. The loss weights contain the denominators over all the examples."""
         members = [t for example in examples for t in example]
         groups = np.repeat(np.arange(len(examples)), [len(example) for example in examples])
         if self.scores_responses:

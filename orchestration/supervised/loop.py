@@ -1,7 +1,7 @@
 """The loop of supervised and preference learning: one process per rank, the same trainer as reinforcement learning.
 
-Every rank reads the same examples in the same order, packs the whole batch the same way and takes its own part, so that
-nothing but gradients and sums goes between ranks.
+Every rank reads the same examples in the same order, packs the whole batch the same way and takes its own part. Only
+gradients and sums travel between ranks.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ from orchestration.trainer.settings import TrainerSettings
 
 
 def run_sl(config: SLConfig, checked: SLChecked, run: RunDirectory, write_report: Callable[[Path], Path]) -> None:
-    """Train for the configured steps. What is worth keeping is in the run directory.
+    """Train for the configured steps. Results are in the run directory.
 
-    Raises: NonFiniteError when too many updates in a row held an Inf or NaN; there is a checkpoint from before them.
+    Raises:
+        NonFiniteError: too many updates in a row held an Inf or NaN. The newest checkpoint holds the weights from
+            before them.
     """
     rank, ranks = join_ranks()
     with ExitStack() as stack:
@@ -60,7 +62,7 @@ def run_sl(config: SLConfig, checked: SLChecked, run: RunDirectory, write_report
 
 
 class SLJob:
-    """One rank's part of the job."""
+    """One rank's part of a supervised job."""
 
     def __init__(
         self, config: SLConfig, checked: SLChecked, run: RunDirectory, console: Console | None, rank: int, ranks: int
@@ -71,9 +73,10 @@ class SLJob:
         self.feed, self.method = checked.feed, checked.method
         self.clock, self.tally = StepClock(), Tally()
         self.packing = Packing(config, checked.method, ranks)
-        self.feed_state = self.feed.sampler.state_dict()  # after the batch that was trained on
-        self.metrics: dict[str, float] = {}  # of the step, over all ranks
-        self.losses: list[float] = []  # held-out, in order
+        self.feed_state = self.feed.sampler.state_dict()  # as it was after the last trained batch was drawn
+        self.metrics: dict[str, float] = {}  # the step's, over all ranks
+        self.losses: list[float] = []  # held-out losses, in order
+        self.next_batch: Future[tuple[list[MicroBatch], dict[str, float], dict[str, Any]]] | None = None
         with self._phase("starting the trainer", "train"):
             holds_reference = config.objective.reference == "model"
             self.trainer = Trainer(
@@ -86,7 +89,7 @@ class SLJob:
         self.ahead = ThreadPoolExecutor(max_workers=1, thread_name_prefix="feed")
 
     def begin(self) -> int:
-        """The first step to do: 0, or the one after the checkpoint that the run goes on from. A collective."""
+        """Load the checkpoint that the run is resumed from, if any, and return the first step to do. A collective."""
         first = 0
         if self.run.resumed_from is not None:
             with self._phase("loading the checkpoint", "checkpoint"):
@@ -97,30 +100,35 @@ class SLJob:
             first = state.step + 1
             if self.console is not None:
                 self.console.note(
-                    f"going on from {self.run.resumed_from}: step {first} of {self.console.steps} is next"
+                    f"resuming from {self.run.resumed_from}: step {first} of {self.console.steps} is next"
                 )
         self.next_batch = self._prefetch()
         return first
 
     def _prefetch(self) -> Future[tuple[list[MicroBatch], dict[str, float], dict[str, Any]]]:
-        """The next batch, tokenised and packed while the current one trains; what the feed counts with it, and its state."""
+        """Draw and pack the next batch while the current one trains; also return the sampler's metrics and state."""
 
-        def made() -> tuple[list[MicroBatch], dict[str, float], dict[str, Any]]:
+        def draw() -> tuple[list[MicroBatch], dict[str, float], dict[str, Any]]:
             sampler = self.feed.sampler
             batches = self.packing.of(sampler.next(self.config.train.batch_size))[self.rank]
             return batches, sampler.metrics(), sampler.state_dict()
 
-        return self.ahead.submit(made)
+        return self.ahead.submit(draw)
 
     def train(self, step: int) -> None:
-        """One optimizer step. Raises: NonFiniteError."""
+        """Make one update.
+
+        Raises:
+            NonFiniteError: too many updates in a row, this one included, held an Inf or NaN.
+        """
         with self._phase("waiting for data", "data"):
-            batches, counted, self.feed_state = self.next_batch.result()
+            assert self.next_batch is not None, "`begin` comes before `train`"
+            batches, sampler_metrics, self.feed_state = self.next_batch.result()
             self.next_batch = self._prefetch()
         with self._phase("train", "train"):
             tally = self.trainer.step([self._with_reference(batches)], step)
         self.tally.merge(tally)
-        self.metrics.update({f"data/{name}": value for name, value in counted.items()})
+        self.metrics.update({f"data/{name}": value for name, value in sampler_metrics.items()})
         if self.trainer.counters.skipped_in_a_row and self.console is not None:
             self.console.warning(skipped_warning(step, self.trainer.counters.skipped_in_a_row, self.run))
         if self.trainer.counters.skipped_in_a_row >= self.config.train.max_skipped_in_a_row:
@@ -129,14 +137,14 @@ class SLJob:
             raise NonFiniteError(not_finite_message(step, self.trainer.counters.skipped_in_a_row, self.run))
 
     def _with_reference(self, batches: list[MicroBatch]) -> list[MicroBatch]:
-        """The micro-batches with the reference's log-probabilities, where a second model is asked for them."""
+        """Return the micro-batches, with log-probabilities of the reference model when the method needs them."""
         if "ref_logprobs" not in self.method.needs() or self.packing.reference is not None:
             return batches
         columns = self.trainer.recompute(batches, ["ref_logprobs"])
         return [batch.with_columns(own) for batch, own in zip(batches, columns, strict=True)]
 
     def evaluate(self) -> None:
-        """Loss and metrics over the held-out examples, exactly: one denominator for all of them."""
+        """Measure loss and metrics over the held-out examples, with one denominator for all of them."""
         if not self.feed.heldout:
             return
         with self._phase("evaluate", "eval"):
@@ -144,31 +152,32 @@ class SLJob:
             self.tally.merge(self.trainer.evaluate(batches))
 
     def gather(self) -> None:
-        """Bring the ranks' tallies of the step together. A collective."""
+        """Merge the ranks' tallies of the step. A collective."""
         parts: list[Tally | None] = [None] * self.ranks
         torch.distributed.all_gather_object(parts, self.tally)
         self.metrics.update(Tally.merged(part for part in parts if part is not None).means())
         self.tally = Tally()
 
     def checkpoint(self, step: int) -> None:
-        """Write the model in Hugging Face format, and what a resumed run needs; older checkpoints of this run make room. A
-        collective."""
+        """Write the model in Hugging Face format and the state for a resumed run, and prune older checkpoints. A
+        collective.
+        """
         with self._phase("checkpoint", "checkpoint"), ExitStack() as stack:
             folder = self.run.partial_checkpoint(step)
             if is_first_rank():
                 stack.enter_context(self.run.checkpoint(step))
-            self.trainer.weights.save(folder)  # the first rank writes, the others take part in gathering
+            self.trainer.weights.save(folder)  # the first rank writes; the others take part in gathering
             if self.config.checkpoint.resume_state:
-                torch.distributed.barrier()  # the first rank makes the folder
+                torch.distributed.barrier()  # until the first rank has made the folder
                 self.trainer.save_state(trainer_folder(folder))
             if is_first_rank():
                 if self.config.checkpoint.resume_state:
                     DriverState(step, self.ranks, self.feed_state, self.metrics).write(folder)
-                stack.close()  # complete from here on
+                stack.close()  # the checkpoint is complete from here on
                 self.run.prune_checkpoints(self.config.checkpoint.keep)
 
     def record(self, step: int) -> None:
-        """Write the step's line and begin the next step."""
+        """Write the step's metrics and begin the next step."""
         metrics, self.metrics = {**self.metrics, **self.clock.lap()}, {}
         if "eval/loss" in metrics:
             self.losses.append(metrics["eval/loss"])
@@ -180,7 +189,7 @@ class SLJob:
             self.console.step(step, metrics)
 
     def closing(self) -> dict[str, str | Path]:
-        """What the last words say."""
+        """Return the rows of the console's summary."""
         rows: dict[str, str | Path] = {}
         if self.losses:
             rows["held-out loss"] = f"{self.losses[0]:.4f} before, {self.losses[-1]:.4f} after"
@@ -190,16 +199,16 @@ class SLJob:
         self.ahead.shutdown(wait=False, cancel_futures=True)
 
     @contextmanager
-    def _phase(self, shown: str, name: str) -> Iterator[None]:
+    def _phase(self, title: str, name: str) -> Iterator[None]:
         with ExitStack() as stack:
             if self.console is not None:
-                stack.enter_context(self.console.phase(shown))
+                stack.enter_context(self.console.phase(title))
             stack.enter_context(self.clock.phase(name))
             yield
 
 
 def trainer_settings(config: SLConfig, checked: SLChecked, run: RunDirectory) -> TrainerSettings:
-    """What the trainer is told: the temperature of supervised learning is 1, a value head shares the trunk."""
+    """Return the trainer's settings. In supervised learning the temperature is 1, and a value head shares the trunk."""
     from configs.blocks.objective import Critic, Objective
 
     return TrainerSettings(

@@ -1,4 +1,4 @@
-"""log pi_ref of every example, computed once with the starting weights and kept on disk for the next run."""
+"""Compute log pi_ref of every example once, with the starting weights, and keep it on disk for the next run."""
 
 from __future__ import annotations
 
@@ -26,18 +26,21 @@ EXAMPLES_AT_A_TIME = 256
 def reference_logprobs(
     examples: Sequence[Example], trainer: Trainer, packing: Packing, config: SLConfig, console: Console | None
 ) -> Reference:
-    """log pi_ref by (group_id, sample), one float32 array of the trained tokens each. The reference is the policy before its
-    first step. A collective: every rank calls it with the same examples, and gets all of them."""
-    path = Path(config.objective.reference_cache_dir) / f"{fingerprint(examples, config)}.npz"
+    """Return log pi_ref by (group_id, sample), each one float32 array over the trained tokens.
+
+    The reference is the policy before its first step. Every rank calls this with the same examples (a collective) and
+    gets the result for all of them.
+    """
+    path = Path(config.objective.reference_cache_dir) / f"{cache_key(examples, config)}.npz"
     order = [(t.group_id, t.sample) for example in examples for t in example]
     lengths = [t.action_tokens for example in examples for t in example]
-    if path.is_file():  # complete: it was renamed into place
-        with np.load(path) as kept:
-            flat = kept["logprobs"]
+    if path.is_file():  # the file is complete, because it was renamed into place
+        with np.load(path) as cache:
+            flat = cache["logprobs"]
         if console is not None:
             console.note(f"reference log-probabilities of {len(order)} responses from {path}")
     else:
-        flat = np.concatenate([_of(examples[i : i + EXAMPLES_AT_A_TIME], trainer, packing)
+        flat = np.concatenate([_policy_logprobs(examples[i : i + EXAMPLES_AT_A_TIME], trainer, packing)
                                for i in range(0, len(examples), EXAMPLES_AT_A_TIME)])  # fmt: skip
         if is_first_rank():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -48,10 +51,10 @@ def reference_logprobs(
     return dict(zip(order, np.split(flat, np.cumsum(lengths)[:-1]), strict=True))
 
 
-def fingerprint(examples: Sequence[Example], config: SLConfig) -> str:
-    """Of everything that decides the numbers: every token, which are trained, the model's files and the compute type."""
-    computed = f"{config.model.dtype} {config.model.float32_head} {config.lora}"
-    digest = hashlib.blake2b(computed.encode(), digest_size=16)
+def cache_key(examples: Sequence[Example], config: SLConfig) -> str:
+    """Return a hash of all that decides the numbers: tokens, which of them are trained, model files, compute type."""
+    settings = f"{config.model.dtype} {config.model.float32_head} {config.lora}"
+    digest = hashlib.blake2b(settings.encode(), digest_size=16)
     adapter = config.lora.adapter if config.lora is not None else None
     for name in filter(None, (config.model.path, adapter)):
         digest.update(name.encode())
@@ -66,13 +69,13 @@ def fingerprint(examples: Sequence[Example], config: SLConfig) -> str:
     return digest.hexdigest()
 
 
-def _of(examples: Sequence[Example], trainer: Trainer, packing: Packing) -> np.ndarray:
-    """log pi of the examples' trained tokens under the current weights, in order, on every rank."""
+def _policy_logprobs(examples: Sequence[Example], trainer: Trainer, packing: Packing) -> np.ndarray:
+    """Return log pi of the examples' trained tokens under the current weights, in order, on every rank."""
     batches = packing.of(examples)[trainer.rank]
     own: dict[int, np.ndarray] = {}
     for batch, columns in zip(batches, trainer.recompute(batches, ["old_logprobs"]), strict=True):
         own.update(batch.by_trajectory(columns["old_logprobs"]))
     parts: list[dict[int, np.ndarray]] = [{} for _ in range(trainer.ranks)]
     torch.distributed.all_gather_object(parts, own)
-    found = {index: values for part in parts for index, values in part.items()}
-    return np.concatenate([found[i] for i in range(len(found))])
+    by_trajectory = {index: values for part in parts for index, values in part.items()}
+    return np.concatenate([by_trajectory[i] for i in range(len(by_trajectory))])

@@ -151,7 +151,7 @@ def test_a_job_killed_and_resumed_has_the_numbers_of_one_never_killed(jobs, name
     step = DriverState.read(checkpoint).step
     assert EVERY <= step < SL_STEPS
     shown = ended(started(jobs, "--config", config, "--resume"))
-    assert f"going on from runs/{name}/checkpoints/{checkpoint.name}: step {step + 1} of {SL_STEPS} is next" in shown
+    assert f"resuming from runs/{name}/checkpoints/{checkpoint.name}: step {step + 1} of {SL_STEPS} is next" in shown
     expected = numbers(jobs / "runs" / f"whole_{name}")
     assert [row["step"] for row in expected] == list(range(SL_STEPS + 1))
     assert numbers(run) == expected
