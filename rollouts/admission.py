@@ -12,7 +12,7 @@ time if and only if
 since it is in the batch of V + n // B when batches are taken in that order, and no order serves it sooner without making
 one before it wait. Three rules keep (1) true for ever, V being the version of the next batch:
 
-- GroupRequest: at version v the newest group is last, with deadline v + k. (1) asks that n // B <= v + k - V, so at most
+- Requesting a group: at version v the newest group is last, with deadline v + k. (1) asks that n // B <= v + k - V, so at most
   (v + k - V + 1) * B groups may be outstanding: (k+1)B while a batch is awaited, kB while one is trained on (V is v + 1
   already). `over_issue` lowers that bound, never below the B that fill a batch.
 - Taking a batch at V: what stays must obey (1) for V + 1. Were everything finished, taking the B of earliest deadline would

@@ -1,1 +1,1 @@
-"""GroupRequest a language model for a verdict: the client and its cache."""
+"""The client that asks a language model for a verdict, and its cache."""
