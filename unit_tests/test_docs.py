@@ -114,3 +114,15 @@ def test_yaml_in_the_pages_is_valid_configuration() -> None:
         assert Rollout.model_validate(yaml.safe_load(filters)["rollout"]).filters
     (data,) = blocks("docs/guide/DATA.md", "yaml")
     assert len(Data.model_validate(yaml.safe_load(data)["data"]).sources) == 2
+
+
+def test_every_page_is_reached_from_the_readme() -> None:
+    """Following links from the README, a reader comes to every page under docs/."""
+    reached, waiting = set(), [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        reached.add(page)
+        links = re.findall(r"\]\(([^)\s#]+\.md)", page.read_text(encoding="utf-8"))
+        targets = {(page.parent / link).resolve() for link in links if "://" not in link}
+        waiting += [target for target in targets - reached - set(waiting) if target.is_file()]
+    assert set((ROOT / "docs").rglob("*.md")) - reached == set()
