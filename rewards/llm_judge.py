@@ -82,7 +82,7 @@ async def llm_judge(
     {answer} and {response} in their places, once; text put in is not searched for places again. The score is what the
     one group of `score_pattern` finds last in its answer. `request` holds further fields of the request.
 
-    A busy or broken endpoint is asked again (`attempts`, rewards/judge/client.py). `cache` names a file that keeps
+    A request to a busy or broken endpoint is retried (`attempts`, rewards/judge/client.py). `cache` names a file that keeps
     answers by everything that was asked, for all processes and later runs. How many are asked at once is
     reward.concurrency, per scoring process; reward.timeout_seconds covers all attempts and waits.
 
@@ -96,15 +96,15 @@ async def llm_judge(
     body = {
         "model": model, "messages": messages, "temperature": temperature, "max_tokens": max_tokens, **request
     }  # fmt: skip
-    url = base_url.rstrip("/") + "/chat/completions"
-    key = judge_cache.key_of({"url": url, "request": body})
+    base_url = base_url.rstrip("/")
+    key = judge_cache.key_of({"url": f"{base_url}/chat/completions", "request": body})
     if cache is not None and (text := await asyncio.to_thread(judge_cache.find, cache, key)) is not None:
         try:
             return _scored(Answer(text, 0, 0, 0), score_pattern, low, high)
         except JudgeError:
             pass  # kept under another score_pattern or range: this one asks again
     api_key = None if api_key_env is None else os.environ[api_key_env]
-    answer = await ask(url, body, api_key, attempts, request_seconds)
+    answer = await ask(base_url, body, api_key, attempts, request_seconds)
     scored = _scored(answer, score_pattern, low, high)
     if cache is not None:
         await asyncio.to_thread(judge_cache.keep, cache, key, answer.text)

@@ -1,22 +1,17 @@
-"""One question to an OpenAI-compatible endpoint, asked again when the endpoint is busy or broken."""
+"""One request to an OpenAI-compatible endpoint, through openai's client, which retries when the endpoint is busy or broken."""
 
 from __future__ import annotations
 
 import asyncio
-import email.utils
-import random
-import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-import httpx
-
-FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 30.0
-ASK_AGAIN = {408, 409, 425, 429, 500, 502, 503, 504, 529}
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
 
 # A client keeps connections, which belong to an event loop.
-_clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
+_clients: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncOpenAI] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -33,64 +28,68 @@ class JudgeError(RuntimeError):
     """The endpoint gave no usable answer."""
 
 
-async def ask(url: str, request: dict[str, Any], api_key: str | None, attempts: int, request_seconds: float) -> Answer:
-    """POST the request. A busy or broken endpoint (429, 5xx, no connection, time-out, an answer that is none) is asked
-    up to `attempts` times, with waits that double up to half a minute, at random between half and all of that, and never
-    less than Retry-After says.
+async def ask(
+    base_url: str, request: dict[str, Any], api_key: str | None, attempts: int, request_seconds: float
+) -> Answer:
+    """Send the request and return the answer.
+
+    A busy or broken endpoint (408, 409, 429, 5xx, no connection, a time-out, an answer that is no chat completion) is
+    tried up to `attempts` times. The waits double from half a second to 8 s; Retry-After is obeyed up to two minutes.
 
     Raises:
-        JudgeError: it refused the request (other 4xx), or all attempts failed. The key is never in the message.
+        JudgeError: the endpoint refused the request, or all attempts failed. The key is never in the message.
     """
-    client = _client()
-    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-    problem, wait = "", 0.0
-    for attempt in range(attempts):
-        if attempt:
-            doubled = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2 ** (attempt - 1))
-            await asyncio.sleep(max(wait, doubled * random.uniform(0.5, 1.0)))
-        wait = 0.0
-        try:
-            response = await client.post(url, json=request, headers=headers, timeout=request_seconds)
-        except httpx.TimeoutException:
-            problem = f"no answer within {request_seconds:g} s"
-            continue
-        except httpx.TransportError as error:
-            problem = f"{type(error).__name__}: {error}"
-            continue
-        if response.status_code != 200:
-            problem = f"HTTP {response.status_code}: {response.text[:300]}"
-            if response.status_code not in ASK_AGAIN:
-                raise JudgeError(f"{url} refused the request: {problem}")
-            wait = _retry_after(response.headers.get("retry-after", ""))
-            continue
-        try:
-            body = response.json()
-            text, usage = body["choices"][0]["message"]["content"], body.get("usage") or {}
-            if not isinstance(text, str):
-                raise TypeError(f"the message's content is {text!r}")
-            tokens = int(usage.get("prompt_tokens", 0)), int(usage.get("completion_tokens", 0))
-            return Answer(text, *tokens, calls=attempt + 1)
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
-            problem = f"no chat completion ({type(error).__name__}: {error}): {response.text[:300]}"
-    raise JudgeError(f"{url} gave no answer in {attempts} attempts; the last: {problem}")
+    import openai  # late: it takes a second to load, and most jobs have no judge
+
+    # What the environment says of OpenAI's own service (key, organization, project) is not for this endpoint.
+    headers: dict[str, Any] = {"OpenAI-Organization": openai.omit, "OpenAI-Project": openai.omit}
+    if api_key is None:
+        headers["Authorization"] = openai.omit
+    client = _client().with_options(
+        base_url=base_url, api_key=api_key or "none", max_retries=attempts - 1, timeout=request_seconds
+    )
+    try:
+        raw = await client.chat.completions.with_raw_response.create(
+            model=request["model"], messages=request["messages"], extra_body=request, extra_headers=headers
+        )
+    except openai.APIStatusError as error:
+        is_refused = error.status_code < 500 and error.status_code not in (408, 409, 429)
+        way = "refused the request" if is_refused else f"gave no answer in {attempts} attempts; the last"
+        raise JudgeError(f"{base_url} {way}: HTTP {error.status_code}: {error.response.text[:300]}") from error
+    except openai.APIConnectionError as error:
+        cause = error.__cause__
+        what = (
+            f"no answer within {request_seconds:g} s"
+            if isinstance(error, openai.APITimeoutError)
+            else f"{type(cause).__name__}: {cause}"
+        )
+        raise JudgeError(f"{base_url} gave no answer in {attempts} attempts; the last: {what}") from error
+    answer = raw.parse()
+    tokens = (answer.usage.prompt_tokens or 0, answer.usage.completion_tokens or 0) if answer.usage else (0, 0)
+    return Answer(str(answer.choices[0].message.content), *tokens, calls=raw.retries_taken + 1)
 
 
-def _client() -> httpx.AsyncClient:
+def _client() -> AsyncOpenAI:
+    from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
     loop = asyncio.get_running_loop()
     if loop not in _clients:
-        # How many are asked at once is the scoring process's to say (reward.concurrency).
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-        _clients[loop] = httpx.AsyncClient(limits=limits, follow_redirects=False)
+        hooks = {"response": [_refuse_what_is_no_completion]}
+        http = DefaultAsyncHttpxClient(follow_redirects=False, event_hooks=hooks)
+        _clients[loop] = AsyncOpenAI(api_key="none", http_client=http)
     return _clients[loop]
 
 
-def _retry_after(header: str) -> float:
-    """Seconds to wait, from a number of them or a date; 0 when it says neither."""
+async def _refuse_what_is_no_completion(response: Any) -> None:
+    """Raise DecodingError for a reply that is no chat completion: openai's client retries it as a broken connection."""
+    if response.status_code != 200:
+        return
+    await response.aread()
     try:
-        return max(0.0, float(header))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - time.time())
-    except ValueError:
-        return 0.0
+        content = response.json()["choices"][0]["message"]["content"]
+        if not isinstance(content, str):
+            raise TypeError(f"the message's content is {content!r}")
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
+        from httpx2 import DecodingError
+
+        raise DecodingError(f"no chat completion ({type(error).__name__}: {error}): {response.text[:300]}") from error

@@ -39,6 +39,7 @@ class Endpoint(ThreadingHTTPServer):
         self.asked: list[dict[str, Any]] = []
         self.times: list[float] = []
         self.keys: list[str | None] = []
+        self.headers: list[str] = []
         self.now, self.most = 0, 0
         self.lock = threading.Lock()
 
@@ -60,6 +61,7 @@ class Handler(BaseHTTPRequestHandler):
             self.server.asked.append(body)
             self.server.times.append(time.monotonic())
             self.server.keys.append(self.headers["Authorization"])
+            self.server.headers.append(str(self.headers))
             self.server.now += 1
             self.server.most = max(self.server.most, self.server.now)
             count = len(self.server.asked)
@@ -175,6 +177,15 @@ def test_the_key_is_sent_and_told_nobody(endpoint: Endpoint, monkeypatch: pytest
         judged(endpoint, "refused", api_key_env="JUDGE_KEY")
     assert endpoint.keys == [f"Bearer {KEY}"], "one that refuses is not asked again"
     assert KEY not in str(caught.value)
+
+
+def test_the_environments_openai_account_is_not_for_the_judge(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OPENAI_API_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
+        monkeypatch.setenv(name, KEY)
+    judged(endpoint, "good")
+    assert KEY not in endpoint.headers[0]
 
 
 @pytest.mark.parametrize(("model", "retries"), [("flaky", 2), ("garbage", 1), ("empty", 1), ("drop", 1)])
