@@ -61,7 +61,8 @@ class PolicyMethod:
         self.params = params
 
     def needs(self) -> frozenset[str]:
-        """Optional `PolicyTokens` fields this method reads under its parameters: "ref_logprobs", "values" (a critic)."""
+        """Return the optional `PolicyTokens` fields that the trainer must compute for this method under its parameters:
+        "ref_logprobs", "values" (a critic)."""
         return frozenset()
 
     def advantages(self, groups: Groups) -> Tensor:

@@ -45,7 +45,8 @@ class PolicyTokens:
     """What a loss sees: the N action tokens of one micro-batch, flattened. There is no padding and no mask here.
 
     A trajectory's tokens are all here or none, in order. All `[N]` tensors are float32 unless noted. Only `logprobs`,
-    `entropy` and `values` carry gradient.
+    `entropy` and `values` carry gradient. This is where a number per token is declared: what computes it, before the update
+    or in the trainer, puts it into the micro-batch's columns under its name here.
     """
 
     logprobs: Tensor  # [N] log pi, at the sampling temperature

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ READABLE = ("old_logprobs", "behavior_logprobs", "ref_logprobs", "values", "adva
 DIFFERENTIABLE = ("logprobs", "entropy", "values")  # what the model makes
 LENGTHS = (4, 1, 5, 2, 3, 1)  # action tokens of the made-up responses
 GROUPS = (0, 0, 1, 1, 2, 2)
+# Numbers that not every method is given; what is added to PolicyTokens as an optional field is among them by itself.
+OPTIONAL = tuple(f.name for f in dataclasses.fields(PolicyTokens) if f.default is None and f.name != "chosen")
 CHOSEN = (True, False, False, True, True, False)  # one of each group, so that they are pairs too
 
 
@@ -32,7 +35,7 @@ def made_up_tokens() -> PolicyTokens:
 
     logprobs = draw(-6, -4)
     values = draw(-1, 1)
-    return PolicyTokens(
+    tokens = PolicyTokens(
         logprobs=logprobs,
         behavior_logprobs=logprobs + draw(-4, 4),
         old_logprobs=logprobs + draw(-4, 4),
@@ -44,9 +47,10 @@ def made_up_tokens() -> PolicyTokens:
         ref_logprobs=logprobs + draw(-4, 4),
         values=values,
         old_values=values + draw(-0.5, 0.5),
-        returns=draw(-1, 1),
         chosen=torch.tensor(CHOSEN),
     )
+    others: dict[str, Any] = {name: draw(-1, 1) for name in OPTIONAL if getattr(tokens, name) is None}
+    return dataclasses.replace(tokens, **others)
 
 
 def made_up_groups(sizes: tuple[int, ...], with_critic: bool) -> Groups:
@@ -147,22 +151,19 @@ def likelihood_weight(method: PolicyMethod, logprobs: Tensor) -> Tensor:
 
 
 def _single_tokens(logprobs: Tensor, others: Tensor, group: Tensor) -> PolicyTokens:
-    """Responses of one token each, where pi_old, mu and pi_ref are `others`. [N], [N], [N]"""
-    n = len(logprobs)
+    """Return responses of one token each, where pi_old, mu and pi_ref are `others`. [N], [N], [N]"""
     zeros = torch.zeros_like(logprobs)
+    optional: dict[str, Any] = {**dict.fromkeys(OPTIONAL, zeros), "ref_logprobs": others}
     return PolicyTokens(
         logprobs=logprobs,
         behavior_logprobs=others,
         old_logprobs=others,
         advantages=zeros,
         entropy=zeros + 1,
-        sequence=torch.arange(n),
+        sequence=torch.arange(len(logprobs)),
         group=group,
-        staleness=torch.zeros(n, dtype=torch.int64),
-        ref_logprobs=others,
-        values=zeros,
-        old_values=zeros,
-        returns=zeros,
+        staleness=torch.zeros(len(logprobs), dtype=torch.int64),
+        **optional,
     )
 
 
@@ -212,19 +213,9 @@ def _corrected(correction: Callable[[PolicyTokens], Correction]) -> Correction:
     log_rho = torch.cat([-away.flip(0), torch.zeros(1), away])
     n = len(log_rho)
     old = torch.full((n,), -30.0)
-    zeros = torch.zeros(n)
-    answer = correction(
-        PolicyTokens(
-            logprobs=old,
-            behavior_logprobs=old - log_rho,
-            old_logprobs=old,
-            advantages=zeros,
-            entropy=zeros,
-            sequence=torch.arange(n),
-            group=torch.arange(n),
-            staleness=torch.zeros(n, dtype=torch.int64),
-        )
-    )
+    tokens = _single_tokens(old, old, torch.arange(n))
+    without: dict[str, Any] = dict.fromkeys(OPTIONAL)
+    answer = correction(dataclasses.replace(tokens, behavior_logprobs=old - log_rho, entropy=torch.zeros(n), **without))
     if not isinstance(answer, Correction):
         raise TypeError(f"returned a {type(answer).__name__}, not an algs.records.Correction(weights, keep)")
     if answer.weights.shape != (n,) or answer.keep.shape != (n,) or answer.keep.dtype != torch.bool:

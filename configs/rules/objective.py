@@ -23,7 +23,7 @@ Problem = tuple[str, str]  # dotted key, message
 
 def objective_problems(config: RLConfig) -> Iterator[Problem]:
     """What is wrong with algorithm, objective, critic and capture together."""
-    from algs.introspection.method_facts import reads  # imports torch; --help must not
+    from algs.introspection.method_facts import OPTIONAL, reads  # imports torch; --help must not
 
     name, method = config.algorithm.name, algorithm.built(config.algorithm)
     try:
@@ -31,6 +31,11 @@ def objective_problems(config: RLConfig) -> Iterator[Problem]:
     except ValueError as error:
         yield "algorithm.name", str(error)
         return
+    for field in sorted(method.needs() - set(OPTIONAL)):
+        yield (
+            "algorithm.name",
+            f"needs() of '{name}' names {field}; the optional fields of PolicyTokens are {', '.join(OPTIONAL)}",
+        )
     for field in sorted(read & {"ref_logprobs", "values"} - method.needs()):
         yield "algorithm.name", f"the loss of '{name}' reads {field}, which its needs() must name to be given it"
     yield from _advantage(config, method, read)

@@ -1,4 +1,4 @@
-"""What an optimizer step was like: sums over its tokens, kept on the device until its end."""
+"""What an update was like: sums over its tokens, kept on the device until its end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class MetricSums:
         loss: Tensor,
         critic_loss: Tensor | None,
     ) -> None:
-        """One micro-batch. `metrics` have one entry per token, response or pair, by their full names."""
+        """Add one micro-batch. `metrics` have one entry per token, response or pair, by their full names."""
         self.forward_tokens += prepared.input_ids.shape[1]
         self.loss = self.loss + loss.detach()
         if critic_loss is not None:
@@ -59,7 +59,7 @@ class MetricSums:
         self.maxima[name] = torch.maximum(self.maxima[name], largest) if name in self.maxima else largest
 
     def to_tally(self, rank: int) -> Tally:
-        """The rank's part of the step's metrics; ranks' tallies add up to the whole."""
+        """Return the rank's part of the update's metrics; ranks' tallies add up to the whole."""
         tally = Tally()
         first = 1 if rank == 0 else 0  # ranks hold parts of one sum
         tally.add("train/loss", float(self.loss), first)

@@ -16,36 +16,39 @@ from configs.blocks.training import Optimization
 from orchestration.trainer.settings import TrainerSettings
 
 
-def optimizer_step(engine: Any, settings: TrainerSettings) -> tuple[float, bool]:
-    """The engine's optimizer step: global gradient norm, and whether it was taken: not when the norm is Inf or NaN."""
+def optimizer_step(ds_engine: Any, settings: TrainerSettings) -> tuple[float, bool]:
+    """Take DeepSpeed's optimizer step. Return the global gradient norm, and whether the step was taken: it is not when the norm
+    is Inf or NaN."""
     if settings.train.zero_stage == 0 and settings.model.dtype == "float32":
         # A plain optimizer: DeepSpeed neither tells its norm nor refuses a bad one. Gradients are the same on every rank.
-        norm = float(torch.nn.utils.get_total_norm([p.grad for p in engine.module.parameters() if p.grad is not None]))
+        norm = float(
+            torch.nn.utils.get_total_norm([p.grad for p in ds_engine.module.parameters() if p.grad is not None])
+        )
         if not math.isfinite(norm):
-            engine.set_gradient_accumulation_boundary(False)
-            engine.step()  # counts the micro-batch, takes no step
-            engine.zero_grad()
+            ds_engine.set_gradient_accumulation_boundary(False)
+            ds_engine.step()  # counts the micro-batch, takes no step
+            ds_engine.zero_grad()
             return norm, False
-        engine.step()
+        ds_engine.step()
         return norm, True
-    engine.step()
-    return float(engine.get_global_grad_norm()), engine.was_step_applied()
+    ds_engine.step()
+    return float(ds_engine.get_global_grad_norm()), ds_engine.was_step_applied()
 
 
 def full_parameters(module: torch.nn.Module, train: Optimization) -> Iterator[tuple[str, Tensor]]:
-    """Whole parameters by name, gathered one at a time under ZeRO-3. A collective: every rank iterates."""
+    """Yield whole parameters by name, gathered one at a time under ZeRO-3. A collective: every rank iterates."""
     for name, parameter in module.named_parameters():
         with whole([parameter], train):
             yield name, parameter.detach()
 
 
 def whole(parameters: list[torch.nn.Parameter], train: Optimization) -> AbstractContextManager[Any]:
-    """Inside, parameters that ZeRO-3 has partitioned are whole."""
+    """Return a context inside which parameters that ZeRO-3 has partitioned are whole."""
     return deepspeed.zero.GatheredParameters(parameters, enabled=train.zero_stage == 3)
 
 
 def parameter_groups(policy: torch.nn.Module, train: Optimization) -> list[dict[str, Any]]:
-    """Matrices are decayed, norms and biases are not; without decay there is one group."""
+    """Return AdamW's groups: matrices are decayed, norms and biases are not; without decay there is one group."""
     parameters = [p for p in policy.parameters() if p.requires_grad]
     if train.weight_decay == 0:
         return [{"params": parameters, "weight_decay": 0.0}]
@@ -56,7 +59,7 @@ def parameter_groups(policy: torch.nn.Module, train: Optimization) -> list[dict[
 
 
 def summed_over_ranks(sums: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Sums by name over all ranks, float32 scalars; a rank may lack names when it has no data."""
+    """Return sums by name over all ranks, float32 scalars; a rank may lack names when it has no data."""
     names: list[list[str]] = [[] for _ in range(torch.distributed.get_world_size())]
     torch.distributed.all_gather_object(names, sorted(sums))
     every = sorted({name for own in names for name in own})
@@ -67,8 +70,8 @@ def summed_over_ranks(sums: dict[str, Tensor], device: torch.device) -> dict[str
 
 
 def learning_rate_at(update: int, train: Optimization, total_updates: int) -> float:
-    """Learning rate of optimizer step `update` (from 0). Warm-up starts above zero, and the last step is still above
-    the minimum that cosine and linear lead to: no step has a rate of zero."""
+    """Return the learning rate of update number `update` (from 0). Warm-up starts above zero, and the last update is still
+    above the minimum that cosine and linear lead to: no update has a rate of zero."""
     if update < train.warmup_steps:
         return train.learning_rate * (update + 1) / train.warmup_steps
     span = max(total_updates - train.warmup_steps, 1)
@@ -80,11 +83,11 @@ def learning_rate_at(update: int, train: Optimization, total_updates: int) -> fl
 
 
 def deepspeed_config(model: Model, train: Optimization, ranks: int) -> dict[str, Any]:
-    """DeepSpeed's configuration: numbers everywhere, since outside the Hugging Face integration it drops "auto" values."""
+    """Return DeepSpeed's configuration: numbers everywhere, since outside the Hugging Face integration it drops "auto" values."""
     config: dict[str, Any] = {
         "train_batch_size": ranks,
         "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,  # the boundary is set by hand: steps have as many micro-batches as they need
+        "gradient_accumulation_steps": 1,  # the boundary is set by hand: updates have as many micro-batches as they need
         "gradient_clipping": train.max_grad_norm,
         "zero_optimization": {
             "stage": train.zero_stage,

@@ -1,7 +1,4 @@
-"""What a trainer rank is told, and what follows from it: learning rates, DeepSpeed's configuration.
-
-Apart from the trainer, so that the driver need not import DeepSpeed.
-"""
+"""What a trainer rank is told. A file of its own, so that the driver need not import DeepSpeed."""
 
 from __future__ import annotations
 
@@ -21,11 +18,11 @@ class TrainerSettings:
     train: Optimization
     temperature: float  # the sampling temperature, of the rollouts that are trained on
     seed: int
-    total_updates: int  # optimizer steps of the whole run, for the learning-rate schedule
+    total_updates: int  # of the whole run, for the learning-rate schedule
     objective: Objective = field(default_factory=Objective)
     critic: Critic = field(default_factory=Critic)
     lora: Lora | None = None  # None: every weight is trained
     merged_checkpoints: bool = False
-    capture_folder: str = "captured_steps"  # where steps are kept whole
+    capture_folder: str = "captured_steps"  # where updates are kept whole
     capture_steps: tuple[int, ...] = ()
     capture_keep: int = 2

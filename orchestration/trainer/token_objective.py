@@ -74,8 +74,7 @@ class TokenObjective:
         needed_early = o.rejected_tokens == "leave" or (o.kl.coef > 0 and o.kl.placement == "reward")
         if o.old_logprobs == "trainer" and (needed_early or (self._reads_old_logprobs and updates_per_step > 1)):
             names.append("old_logprobs")
-        if self.has_reference:
-            names.append("ref_logprobs")
+        names += sorted(self.method.needs() - {"values"} | ({"ref_logprobs"} if self.has_reference else set()))
         if self.has_values:
             names.append("old_values")
         return tuple(names)

@@ -275,6 +275,8 @@ class Trainer:
             elif self.settings.lora is not None and "ref_logprobs" in names:
                 with adapters_off(self.policy.hf_model):
                     columns["ref_logprobs"] = self.ds_engine(prepared, t)[0]
+            if missing := set(names) - columns.keys():
+                raise ValueError(f"the trainer has no way to compute {', '.join(sorted(missing))}, which needs() names")
             computed.append({name: columns[name].float().cpu().numpy() for name in names})
         return computed
 

@@ -146,6 +146,9 @@ class Critical(Plain):
     def needs(self): return frozenset({"values"})
     def advantages(self, groups): return groups.token_rewards
     def returns(self, groups): return groups.rewards
+class Mistyped(Plain):
+    def needs(self): return frozenset({"ref_logprob"})
+    def advantages(self, groups): return groups.rewards
 def squared(t: PolicyTokens): return Correction(torch.exp(2 * (t.old_logprobs - t.behavior_logprobs)), t.logprobs < 0)
 def weights_only(t: PolicyTokens): return torch.exp(t.old_logprobs - t.behavior_logprobs)
 def failing(groups: Groups): return groups.rewards / groups.nothing
@@ -175,6 +178,11 @@ def own(tmp_path: Path, monkeypatch: Any) -> None:
         (
             [method("'my_rules_lab:Undeclared'")],
             "algorithm.name: the loss of 'my_rules_lab:Undeclared' reads ref_logprobs, which its needs() must name",
+        ),
+        (
+            [method("'my_rules_lab:Mistyped'")],
+            "algorithm.name: needs() of 'my_rules_lab:Mistyped' names ref_logprob; the optional fields of PolicyTokens are "
+            "ref_logprobs, values, old_values, returns",
         ),
         ([method("'my_rules_lab:Critical'")], "returns() of 'my_rules_lab:Critical' gave (8,) for 15 tokens"),
         (
