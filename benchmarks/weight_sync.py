@@ -29,6 +29,7 @@ from orchestration.weight_transfer.broadcaster import WeightBroadcaster
 from orchestration.weight_transfer.file_publisher import WeightPublisher
 from rollouts.vllm.engine import VLLMEngine
 from rollouts.vllm.sampling import Sampling
+from rollouts.vllm.weight_file import TensorInfo
 
 SMOL = Path(__file__).parent.parent / "models" / "SmolLM2-135M-Instruct"
 RESPONSES = 4
@@ -87,10 +88,10 @@ def memcpy_gigabytes_per_second(size_bytes: int) -> float:
 class Sender:
     """The trainer's side of one method."""
 
-    def __init__(self, method: SyncMethod, folder: Path, bucket_mib: float) -> None:
+    def __init__(self, method: SyncMethod, folder: Path) -> None:
         self.method = method
         self.pool = ThreadPoolExecutor(1)
-        self.broadcaster = WeightBroadcaster(resolve("cpu"), bucket_mib) if method == "nccl" else None
+        self.broadcaster = WeightBroadcaster(resolve("cpu"), bucket_mib=1.0) if method == "nccl" else None
         self.publisher = WeightPublisher(method, folder) if method != "nccl" else None
 
     async def connect(self, engine: VLLMEngine) -> None:
@@ -105,7 +106,8 @@ class Sender:
     async def sync(self, engine: VLLMEngine, version: int, tensors: list[tuple[str, Tensor]]) -> float:
         """Returns the pause, in seconds."""
         if self.broadcaster is not None:
-            sending = self.pool.submit(self.broadcaster.send, version, iter(tensors))
+            infos = [TensorInfo.of(*pair) for pair in tensors]
+            sending = self.pool.submit(self.broadcaster.send, version, tensors, infos)
             report = await engine.load_weights(version, {"version": version})
             sending.result()
         else:
@@ -129,7 +131,7 @@ async def measured(name: str, model: Path, options: argparse.Namespace, folder: 
     megabytes = sum(tensor.nbytes for _, tensor in tensors) / 1e6
     rows = []
     for method in options.methods:
-        sender = Sender(method, folder / "weights", options.bucket_mib)
+        sender = Sender(method, folder / "weights")
         await sender.connect(engine)
         pauses, seconds = [], []
         for _ in range(options.syncs + 1):
@@ -171,13 +173,12 @@ def main(argv: list[str] | None = None) -> int:
     methods: tuple[SyncMethod, ...] = get_args(SyncMethod)
     parser.add_argument("--methods", nargs="+", choices=methods, default=list(methods))
     parser.add_argument("--syncs", type=int, default=7, help="measured updates per method, after one that is not")
-    parser.add_argument("--bucket-mib", type=float, default=256.0)
     parser.add_argument("--threads", type=int, default=1, help="of the engine; the sender works beside it")
     parser.add_argument("--between-seconds", type=float, default=1.0, help="generation before each update")
     parser.add_argument("--quick", action="store_true", help="a model of 4M parameters and two updates")
     options = parser.parse_args(argv)
     if options.quick:
-        options.syncs, options.between_seconds, options.bucket_mib = 2, 0.2, 1.0
+        options.syncs, options.between_seconds = 2, 0.2
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         models = {"random 4M": random_qwen(folder / "model", quick=True)} if options.quick else {"SmolLM2-135M": SMOL}

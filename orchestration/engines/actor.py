@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -38,7 +37,7 @@ def naming_death(
         try:
             return await method(self, *args, **options)
         except Exception as error:
-            how = death_of(self.engine)
+            how = self.engine.death()
             if how is not None:
                 raise Died(how) from error
             raise
@@ -105,7 +104,7 @@ class RolloutActor(RolloutWorker):
     async def heartbeat(self) -> Heartbeat:
         """How the engine is: still, when it should be generating and no token has come, or loading and no tensor has. Scoring has
         time-outs of its own."""
-        if (how := death_of(self.engine)) is not None:
+        if (how := self.engine.death()) is not None:
             raise Died(how)
         started = self._duty not in ("constructing", "start")
         tokens = self.engine.tokens_generated() if started else 0
@@ -131,21 +130,6 @@ class RolloutActor(RolloutWorker):
         finally:
             self._duty = before
             self._still_since = self._clock()
-
-
-def death_of(engine: VLLMEngine) -> str | None:
-    """How vLLM's process ended, in words; None while it lives."""
-    llm = engine._llm
-    if llm is None or not llm.errored:
-        return None
-    ended = llm.engine_core.resources.engine_manager.finished_procs()
-    words = [f"{name}: {exit_words(code)}" for name, code in ended.items()]
-    return "vLLM's process died, " + (", ".join(words) or "its exit code is not known yet")
-
-
-def exit_words(code: int) -> str:
-    """A process's exit code in words."""
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 def engine_arguments(job: EngineJob, device: DeviceSpec, seed: int, threads: int) -> dict[str, Any]:

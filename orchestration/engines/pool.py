@@ -22,7 +22,7 @@ from orchestration.run.directory import RunDirectory
 from records.rollout import Group, Prompt, Trajectory
 from rollouts.vllm.engine import LoadReport, Sequences, WeightLoadError
 from rollouts.vllm.sampling import Sampling
-from rollouts.vllm.transfer_group import TransferFailed
+from rollouts.vllm.weight_broadcast import TransferFailed
 from rollouts.worker import Collected, GroupRequest
 
 WAIT_SECONDS = 1.0  # at most, before the driver looks around again

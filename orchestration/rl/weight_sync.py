@@ -21,7 +21,7 @@ from orchestration.trainer.recompute import recomputed_columns
 from records.rollout import Prompt
 from rollouts.vllm.engine import LoadReport, Sequences, WeightLoadError
 from rollouts.vllm.sampling import Sampling
-from rollouts.vllm.transfer_group import TransferFailed
+from rollouts.vllm.weight_broadcast import TransferFailed
 
 FALL_BACK: dict[SyncMethod, SyncMethod] = {"nccl": "direct", "direct": "disk"}
 JOIN_SECONDS = 120.0  # for a group to come together; NCCL's first connection between machines takes tens of seconds

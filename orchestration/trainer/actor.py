@@ -20,6 +20,7 @@ from orchestration.metrics.tally import Tally
 from orchestration.run.logs import redirect_output_to
 from orchestration.trainer.settings import TrainerSettings
 from orchestration.weight_transfer.sender import WeightSender
+from rollouts.vllm.weight_file import TensorInfo
 
 
 class TrainerActor:
@@ -32,6 +33,7 @@ class TrainerActor:
         redirect_output_to(log_file)
         self.activity = Activity()
         self.sender: WeightSender | None = None  # of rank 0
+        self.tensors: list[TensorInfo] | None = None  # what a broadcast of the weights consists of
 
     @ray.method(concurrency_group="beat")  # a thread of its own: it answers while the others work
     def heartbeat(self) -> Heartbeat:
@@ -63,6 +65,7 @@ class TrainerActor:
         self.close()
         with self.activity.during("load the model"):
             self.trainer = Trainer(settings, method, device, activity=self.activity)
+        self.tensors = None
         self.sender = WeightSender(sync_method, Path(sync_folder), device) if self.is_first else None
 
     def step(self, updates: list[list[MicroBatch]], step: int) -> tuple[Tally, int]:
@@ -81,11 +84,14 @@ class TrainerActor:
         Raises TransferFailed or OSError: they could not be brought there.
         """
         self.activity.enter(f"publish version {version}")
+        if method == "nccl" and self.tensors is None:  # receivers are told before the first tensor is gathered
+            self.tensors = [TensorInfo.of(name, t) for name, t in self.activity.moved_by(self.trainer.weights.sent())]
         weights = self.activity.moved_by(self.trainer.weights.sent())
         try:
             if self.sender is None:
                 return None
-            return self.sender.publish(version, weights, self.trainer.weights.adapter_notice(), method)
+            adapter = self.trainer.weights.adapter_notice()
+            return self.sender.publish(version, weights, adapter, method, self.tensors)
         finally:
             for _ in weights:  # gathering takes all ranks, also when the sender broke off
                 pass

@@ -9,26 +9,25 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import torch
-import xxhash
 from torch import Tensor
 
-from rollouts.vllm.weight_stream import Placed, aligned, bytes_of, checksum, digest
+from rollouts.vllm.weight_file import Checksum, TensorInfo, aligned, bytes_of
 
 
 class WeightPublisher:
     """Writes policy versions for engines to read. Lives on trainer rank 0; one per run.
 
-    `direct` writes to anonymous shared memory, which engines on the same machine open through /proc: no limit but the
-    machine's memory, and nothing stays behind however the trainer ends. `disk` writes to `folder`, which engines on
-    other machines must see under the same path. The bytes are streamed tensor by tensor, so that gathering a sharded
-    model needs room for one tensor beside the file. There is one version at a time, or none: the next one is written over
-    it, because memory that is there already is several times faster than memory that has to be made.
+    `direct` writes to anonymous shared memory, which engines on the same machine open through /proc. Nothing but the
+    machine's memory limits it, and nothing stays behind however the trainer ends. `disk` writes to `folder`, which engines
+    on other machines must see under the same path. Tensors are written one by one, so that gathering a sharded model needs
+    room for one tensor beside the file. There is at most one version at a time: the next one is written over it, because
+    memory that is there already is several times faster than memory that has to be made.
     """
 
     def __init__(self, method: Literal["direct", "disk"], folder: str | os.PathLike[str]) -> None:
-        """folder: of `disk`; a version that a killed run left there is removed.
+        """folder: where `disk` writes; a version that a killed run left there is removed.
 
-        Raises ValueError: `direct` on a system without anonymous shared memory.
+        Raises ValueError when `direct` is asked for on a system without anonymous shared memory.
         """
         self.method = method
         if method == "direct" and not hasattr(os, "memfd_create"):
@@ -42,29 +41,29 @@ class WeightPublisher:
 
         named_tensors: full tensors of any shape under Hugging Face names, in the dtype the engine computes in, on any
         device; a weight that is tied to another one may be left out.
-        adapter: the tensors are those of an adapter, under PEFT's names, and this its configuration.
-        The version before is gone from here on: engines need it no more once their load returned, and one that is still
+        adapter: PEFT's configuration when the tensors are those of an adapter, under PEFT's names.
+        The version before is gone from here on. Engines do not need it once their load returned, and one that is still
         reading it finds that its bytes have changed.
         """
-        placed: list[Placed] = []
-        size_bytes = 0
+        tensors: list[TensorInfo] = []
+        size_bytes, checksum = 0, Checksum()
         self._place.begin()
         try:
             for name, tensor in named_tensors:
                 data = bytes_of(tensor.detach())
                 offset = aligned(size_bytes)
-                self._place.put(offset, data)
-                placed.append(Placed.of(name, tensor, offset))
+                checksum.add(self._place.put(offset, data))
+                tensors.append(TensorInfo.of(name, tensor))
                 size_bytes = offset + len(data)
         finally:
-            total = self._place.end(size_bytes)
-        assert placed, "an update without tensors"
+            self._place.end()
+        assert tensors, "an update without tensors"
         return {
             "version": version,
             "path": self._place.path,
-            "tensors": [asdict(one) for one in placed],
+            "tensors": [asdict(tensor) for tensor in tensors],
             "size_bytes": size_bytes,
-            "checksum": total,
+            "checksum": checksum.value(),
             "adapter": adapter,
         }
 
@@ -88,16 +87,17 @@ class _Memory:
         if self._descriptor is None:  # closed meanwhile
             self._open()
 
-    def put(self, offset: int, data: Tensor) -> None:
+    def put(self, offset: int, data: Tensor) -> Tensor:
+        """Write bytes there; returns them as they lie."""
         end = offset + len(data)
         if end > len(self._mapped):
             assert self._descriptor is not None
             os.ftruncate(self._descriptor, 2 * end)  # pages that are never touched take no memory
             self._mapped = torch.from_file(self.path, shared=True, size=2 * end, dtype=torch.uint8)
-        self._mapped[offset:end].copy_(data)
+        return self._mapped[offset:end].copy_(data)
 
-    def end(self, size_bytes: int) -> int:
-        return checksum(self._mapped[:size_bytes])
+    def end(self) -> None:
+        pass
 
     def close(self) -> None:
         if self._descriptor is not None:
@@ -116,20 +116,21 @@ class _File:
     def begin(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._file: BinaryIO = open(self.path, "r+b" if self._path.exists() else "wb")  # noqa: SIM115 (closed in `end`)
-        self._size_bytes, self._sum = 0, xxhash.xxh3_64()
+        self._size_bytes = 0
 
-    def put(self, offset: int, data: Tensor) -> None:
-        for part in (bytes(offset - self._size_bytes), data.cpu().numpy().data):
-            self._file.write(part)
-            self._sum.update(part)
+    def put(self, offset: int, data: Tensor) -> Tensor:
+        """Write bytes there; returns them."""
+        data = data.cpu()
+        self._file.write(bytes(offset - self._size_bytes))
+        self._file.write(data.numpy().data)
         self._size_bytes = offset + len(data)
+        return data
 
-    def end(self, size_bytes: int) -> int:
+    def end(self) -> None:
         with self._file:
             self._file.truncate()  # the version before may have been longer
             self._file.flush()
             os.fsync(self._file.fileno())  # another machine may read it next
-        return digest(self._sum)
 
     def close(self) -> None:
         self._path.unlink(missing_ok=True)

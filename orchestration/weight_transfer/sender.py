@@ -1,4 +1,4 @@
-"""What trainer rank 0 sends weights with: one object for all methods, of which a job uses one, and the next when it falls back."""
+"""What trainer rank 0 sends weights with, by any method: a job uses one, and the next when it falls back."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from configs.blocks.sync import SyncMethod
 from orchestration.cluster.devices import DeviceSpec
 from orchestration.weight_transfer.broadcaster import WeightBroadcaster
 from orchestration.weight_transfer.file_publisher import WeightPublisher
-from orchestration.weight_transfer.gpu_publisher import DevicePublisher, is_beside_the_only_engine
-from rollouts.vllm.transfer_group import TransferFailed
+from orchestration.weight_transfer.gpu_publisher import GpuPublisher, is_beside_the_only_engine
+from rollouts.vllm.weight_broadcast import TransferFailed
+from rollouts.vllm.weight_file import TensorInfo
 
 
 class WeightSender:
     """Lives on trainer rank 0; one per run."""
 
     def __init__(self, method: SyncMethod, folder: Path, device: DeviceSpec) -> None:
-        """method: the first to be used, prepared now. folder: of `disk`.
+        """method: the first to be used, which is prepared now. folder: where `disk` writes.
 
-        Raises ValueError: this machine does not have it.
+        Raises ValueError when this machine does not have the method.
         """
         self.folder, self.device = folder, device
-        self.publisher: WeightPublisher | DevicePublisher | None = None
+        self.publisher: WeightPublisher | GpuPublisher | None = None
         self.broadcast: WeightBroadcaster | None = None
         if method != "nccl":
             self._use_file(method)
@@ -37,40 +38,45 @@ class WeightSender:
         named_tensors: Iterable[tuple[str, Tensor]],
         adapter: dict[str, Any] | None,
         method: SyncMethod,
+        tensors: list[TensorInfo] | None = None,
     ) -> dict[str, Any]:
-        """As `WeightPublisher.publish` and `WeightBroadcaster.send`, whichever the method asks for.
+        """Bring a version to where engines take it; see `WeightPublisher.publish` and `WeightBroadcaster.send`.
 
-        Raises what these raise; TransferFailed also where the method cannot be had on this machine.
+        tensors: what named_tensors will be; a broadcast needs to know.
+
+        Raises TransferFailed when the transfer breaks off, or this machine does not have the method, and OSError when the
+        version cannot be written.
         """
         if method == "nccl":
             if self.broadcast is None:
                 raise TransferFailed("no weight group was offered yet")
-            return self.broadcast.send(version, named_tensors, adapter)
+            assert tensors is not None, "a broadcast without an announcement"
+            return self.broadcast.send(version, named_tensors, tensors, adapter)
         try:
             publisher = self._use_file(method)
         except ValueError as error:
             raise TransferFailed(str(error)) from error
         return publisher.publish(version, named_tensors, adapter)
 
-    def _use_file(self, method: SyncMethod) -> WeightPublisher | DevicePublisher:
+    def _use_file(self, method: SyncMethod) -> WeightPublisher | GpuPublisher:
         assert method != "nccl"
         if self.publisher is None or self.publisher.method != method:
             if self.publisher is not None:
                 self.publisher.close()
             if method == "direct" and self.device.device == "cuda" and is_beside_the_only_engine():
-                self.publisher = DevicePublisher(torch.device("cuda", torch.cuda.current_device()))
+                self.publisher = GpuPublisher(torch.device("cuda", torch.cuda.current_device()))
             else:
                 self.publisher = WeightPublisher(method, self.folder)
         return self.publisher
 
     def broadcaster(self, bucket_mib: float) -> WeightBroadcaster:
-        """The one there is, or a new one."""
+        """Return the one there is, or a new one."""
         if self.broadcast is None:
             self.broadcast = WeightBroadcaster(self.device, bucket_mib)
         return self.broadcast
 
     def close(self) -> None:
-        """Remove what was written, leave the group."""
+        """Remove what was written, and leave the group."""
         if self.publisher is not None:
             self.publisher.close()
         if self.broadcast is not None:

@@ -10,18 +10,41 @@ import shutil
 from collections.abc import Iterator
 from typing import Any
 
+from rollouts.vllm import internals
+
 GIB = 1024**3
 
 
 def start_vllm(arguments: dict[str, Any], environment: dict[str, str]) -> Any:
-    """An AsyncLLM whose processes see `environment`."""
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.usage.usage_lib import UsageContext
-    from vllm.v1.engine.async_llm import AsyncLLM
-
+    """Start vLLM's asynchronous engine, whose processes see `environment`."""
     with changed_environment(environment):
-        # The context picks vLLM's batch-size defaults: those of offline throughput.
-        return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), usage_context=UsageContext.LLM_CLASS)
+        return internals.start_async_llm(arguments)
+
+
+def engine_settings(
+    device: str, tensor_parallel_size: int, threads: int, lora_rank: int | None
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return vLLM's engine arguments that do not depend on the model, and the environment for its processes.
+
+    threads, lora_rank: see `VLLMEngine`.
+    """
+    arguments: dict[str, Any] = {
+        # The log-probabilities of the distribution that was sampled from: after temperature, top-p and top-k.
+        "logprobs_mode": "processed_logprobs",
+        "enable_prefix_caching": True,
+        # Of the requests that wait, those that may begin under the oldest version first: the trainer needs them first.
+        "scheduling_policy": "priority",
+        "worker_extension_cls": "rollouts.vllm.weight_receiver.ReceiverExtension",
+        "weight_transfer_config": {"backend": "feynrl"},
+        "disable_log_stats": True,
+    }
+    if lora_rank is not None:
+        from rollouts.vllm.adapter_receiver import adapter_arguments
+
+        arguments |= adapter_arguments(lora_rank)
+    if device == "cpu":
+        return arguments | cpu_arguments(tensor_parallel_size), cpu_environment(threads)
+    return arguments, {}
 
 
 def check_arguments(arguments: dict[str, Any]) -> None:

@@ -1,41 +1,28 @@
-"""Inside vLLM's workers: new weights are taken from a memory-mapped file or from a broadcast, checked and loaded, or refused.
+"""Inside vLLM's workers: new weights are opened or received, loaded and checked, or refused.
 
-One receiver, which vLLM knows as the weight-transfer backend "feynrl", takes every method's updates, so that a job can fall
-back from one method to another. `ReceiverExtension` is given to vLLM as `worker_extension_cls`: it makes workers import this
-module, which registers the receiver. An update holds a whole model, or an adapter for an engine that was started with room for one.
+One receiver, which vLLM knows as the weight-transfer backend "feynrl", takes the updates of every method, so that a job can fall
+back from one to another. `ReceiverExtension` is given to vLLM as `worker_extension_cls`: it makes workers import this module,
+which registers the receiver. An update holds a whole model, or an adapter for an engine that was started with room for one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from vllm.distributed.weight_transfer.base import (
-    WeightTransferEngine,
-    WeightTransferInitInfo,
-    WeightTransferUpdateInfo,
-)
+from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.logger import init_logger
-from vllm.lora.lora_model import LoRAModel
-from vllm.model_executor.layers.attention import is_deferred_attention_layer
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
-from vllm.model_executor.model_loader.reload.layerwise import (
-    finalize_layerwise_reload,
-    get_layerwise_info,
-    initialize_layerwise_reload,
-)
 
-from rollouts.vllm.adapter_receiver import activate, adapter_request, checked_adapter
-from rollouts.vllm.gpu_memory import DeviceUpdate, DeviceVersion
+from rollouts.vllm import internals
+from rollouts.vllm.adapter_receiver import adapter_request, checked_adapter
 from rollouts.vllm.load_stamp import stamping
-from rollouts.vllm.transfer_group import TransferFailed, TransferGroup
-from rollouts.vllm.weight_file import FileUpdate, WeightFile
-from rollouts.vllm.weight_stream import Bucket, received
+from rollouts.vllm.weight_broadcast import Load, TransferFailed, WeightGroup, announced, join_group, receive
+from rollouts.vllm.weight_file import Checksum, FileUpdate, Named, TensorInfo, WeightFile, refuse_other_bytes
 
 logger = init_logger(__name__)
 
@@ -56,38 +43,51 @@ class JoinGroup(WeightTransferInitInfo):
 
 
 @dataclass
+class GpuUpdate:
+    """What `orchestration.weight_transfer.gpu_publisher.GpuPublisher.publish` returns."""
+
+    version: int
+    gpu: str  # the UUID, which is the same in every process; numbers are not
+    tensors: list[dict[str, Any]]  # `TensorInfo` of each
+    handles: bytes  # pickled; see `internals.ipc_handle`
+    size_bytes: int
+    checksum: int
+    adapter: dict[str, Any] | None = None  # PEFT's configuration when the tensors are an adapter's
+
+
+@dataclass
 class BroadcastUpdate(WeightTransferUpdateInfo):
     """A version that trainer rank 0 is about to broadcast."""
 
     version: int
 
 
-class WeightReceiver(WeightTransferEngine[JoinGroup, FileUpdate]):
+class WeightReceiver(WeightTransferEngine[JoinGroup, BroadcastUpdate]):
     """One worker's receiving side. A whole update arrives in one call, so start and finish have nothing to do.
 
-    Failures are not raised to vLLM: of several workers' errors it reads one, and takes the others for the answers to its
-    next calls. They are left in `failure`; the engine asks every worker, through `ReceiverExtension.weight_failure`.
+    Failures are not raised to vLLM, which reads the error of one worker and takes the errors of the others for the answers to
+    its next calls. They are left in `failure`; the engine asks every worker, through `ReceiverExtension.weight_failure`.
     """
 
     init_info_cls = JoinGroup
-    update_info_cls = FileUpdate
+    update_info_cls = BroadcastUpdate
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.tied = tied_heads(self.model)
+        self.tied = internals.tied_heads(self.model)
         self.failure: str | None = None
-        self.adapter: LoRAModel | None = None  # checked, to be activated
-        self.group: TransferGroup | None = None
+        self.adapter: Any = None  # checked, to be activated
+        self.group: WeightGroup | None = None
         self.file = WeightFile()
         self.stamped = stamping()
 
     def init_transfer_engine(self, init_info: JoinGroup) -> None:
         """Join a broadcast group in place of the one before."""
         self.shutdown()
-        told = asdict(init_info)
-        rank = told.pop("first_rank") + self.parallel_config.rank
+        options = asdict(init_info)
+        rank = options.pop("first_rank") + self.parallel_config.rank
         try:
-            self.group = TransferGroup(**told, rank=rank, device=self.device)
+            self.group = join_group(**options, rank=rank, device=self.device)
             self.failure = None
         except TransferFailed as error:
             logger.exception("weight group not joined")
@@ -109,17 +109,13 @@ class WeightReceiver(WeightTransferEngine[JoinGroup, FileUpdate]):
         """Load a version, or leave the reason why not in `failure`."""
         try:
             if "path" in update_info:
-                update = self.parse_update_info(update_info)
-                self.take(iter([Bucket(self.file.tensors(update), update.adapter)]))
-                self.file.check(update)
+                in_file = FileUpdate(**update_info)
+                self._take_shared(self.file.tensors(in_file), in_file)
             elif "gpu" in update_info:
-                shared = DeviceVersion(DeviceUpdate(**update_info), self.device)
-                self.take(shared.buckets())
-                shared.check()
-            elif self.group is None:
-                raise TransferFailed("this worker is in no weight group")
+                on_gpu = GpuUpdate(**update_info)
+                self._take_shared(self._opened(on_gpu), on_gpu)
             else:
-                self.take(received(self.group, BroadcastUpdate(**update_info).version))
+                self._take_broadcast(BroadcastUpdate(**update_info).version)
             if self.device.type != "cpu":
                 torch.accelerator.synchronize()
             self.failure = None
@@ -127,83 +123,71 @@ class WeightReceiver(WeightTransferEngine[JoinGroup, FileUpdate]):
             logger.exception("weight update refused")
             self.failure = f"{type(error).__name__}: {error}"
             self.shutdown()  # a sender in the middle of a broadcast sees that
+            self.file = WeightFile()
 
-    def receive_weights(self, update_info: FileUpdate) -> None:
+    def receive_weights(self, update_info: BroadcastUpdate) -> None:
         raise AssertionError("update_weights does not call it")
 
-    def take(self, buckets: Iterator[Bucket]) -> None:
-        """Load a whole model, or keep a checked adapter for `ReceiverExtension.activate_adapter`. Raises ValueError."""
-        first = next(buckets)
-        if first.adapter is not None:
-            named = [pair for bucket in chain([first], buckets) for pair in self.stamped(bucket.tensors)]
-            if len(dict(named)) != len(named):
-                raise ValueError("a part of the adapter was sent twice")
-            self.adapter = checked_adapter(self.model, named, first.adapter)
-        elif hasattr(self.model, "lora_manager"):
-            raise ValueError("a whole model came to an engine that takes adapters")
-        else:
-            self.load(bucket.tensors for bucket in chain([first], buckets))
+    def _opened(self, update: GpuUpdate) -> list[Named]:
+        """Return the tensors in the trainer's GPU memory. Raises ValueError when it is not this worker's GPU."""
+        rows = [TensorInfo(**row) for row in update.tensors]
+        handles = pickle.loads(update.handles)  # from the trainer, like everything that Ray brings
+        return internals.open_over_ipc(self, [(row.name, row.kind) for row in rows], handles, update.gpu)
 
-    def load(self, parts: Iterable[list[tuple[str, Tensor]]]) -> None:
-        """Load the tensors, check that nothing was left out.
+    def _take_shared(self, tensors: list[Named], update: FileUpdate | GpuUpdate) -> None:
+        """Load tensors that lie in memory, or in a file, that the sender may write to."""
+        with self._loading(update.adapter) as load:
+            load(tensors)
+        where = f"of {update.path}" if isinstance(update, FileUpdate) else f"on GPU {update.gpu}"
+        refuse_other_bytes(
+            where, Checksum(tensors).value(), update.checksum
+        )  # all was copied: a later write is harmless
 
-        Raises what `parts` raises, and ValueError: the tensors do not make up this model. The model is then a mixture
-        and must not generate; a later whole update mends it. What `parts` raises first leaves the model untouched.
+    def _take_broadcast(self, version: int) -> None:
+        if self.group is None:
+            raise TransferFailed("this worker is in no weight group")
+        announcement = announced(self.group, version)
+        with self._loading(announcement.adapter) as load:
+            receive(self.group, announcement, load)
+
+    @contextmanager
+    def _loading(self, adapter: dict[str, Any] | None) -> Iterator[Load]:
+        """Give a function that loads tensors as they come, and check at the end that the version is whole.
+
+        adapter: PEFT's configuration when the tensors are an adapter's, which is kept for `activate_adapter`.
+
+        Raises ValueError when the tensors do not make up this model, or an adapter of it. The model is then a mixture and must
+        not generate; a later whole update mends it.
         """
         names: set[str] = set()
-        initialize_layerwise_reload(self.model)
-        try:
-            for named in parts:
-                for name, _ in named:
-                    if name in names:
-                        raise ValueError(f"{name} was sent twice")
-                    names.add(name)
-                self.model.load_weights(self.stamped(named))
-            incomplete = incomplete_layers(self.model, except_heads={id(head) for head, _ in self.tied})
-        finally:
-            finalize_layerwise_reload(self.model, self.model_config)
-            self.repack_tied_heads()
-        if incomplete:
-            raise ValueError(f"{len(names)} tensors came, but these layers lack elements: {', '.join(incomplete)}")
+
+        def new(tensors: list[Named]) -> Iterator[Named]:
+            for name, _ in tensors:
+                if name in names:
+                    raise ValueError(f"{name} was sent twice")
+                names.add(name)
+            return iter(self.stamped(tensors))
+
+        if adapter is not None:
+            kept: list[Named] = []
+            yield lambda tensors: kept.extend((name, tensor.clone()) for name, tensor in new(tensors))
+            self.adapter = checked_adapter(self.model, dict(kept), adapter)
+        elif internals.takes_adapters(self.model):
+            raise ValueError("a whole model came to an engine that takes adapters")
+        else:
+            internals.begin_reload(self.model)
+            try:
+                yield lambda tensors: self.model.load_weights(new(tensors))
+                incomplete = internals.incomplete_layers(self.model, self.tied)
+            finally:
+                internals.finish_reload(self.model, self.model_config)
+                self.repack_tied_heads()
+            if incomplete:
+                raise ValueError(f"{len(names)} tensors came, but these layers lack elements: {', '.join(incomplete)}")
 
     def repack_tied_heads(self) -> None:
-        """Give a language-model head that shares its weight with the embedding the new weight.
-
-        On CPU vLLM packs linear weights after loading; its layerwise reload repacks every layer except a tied head,
-        which would go on computing with the old weights without any error. The embedding is packed too, as a head would be.
-        """
-        for head, embedding in self.tied:
-            head.weight = embedding.weight
-            if self.device.type == "cpu":
-                head.cpu_linear = embedding.cpu_linear
-
-
-def tied_heads(model: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
-    """(head, embedding) pairs of a loaded model that share one weight."""
-    embeddings = [m for m in model.modules() if type(m) is VocabParallelEmbedding]
-    heads = [m for m in model.modules() if isinstance(m, ParallelLMHead)]
-    return [(h, e) for h in heads for e in embeddings if h.weight is e.weight]
-
-
-def incomplete_layers(model: nn.Module, except_heads: set[int]) -> list[str]:
-    """Names of layers that received fewer elements than they hold, between a layerwise load and its finalisation.
-
-    vLLM itself would fill the rest with whatever is in memory. Counting elements (per shard, after name mapping)
-    needs no list of checkpoint names. No loss: rows that pad the vocabulary, attention layers (they have no weights),
-    and the tied heads in `except_heads` (by id).
-    """
-    incomplete = []
-    for name, layer in model.named_modules():
-        info = get_layerwise_info(layer)
-        if not info.can_load() or id(layer) in except_heads or is_deferred_attention_layer(layer):
-            continue  # complete layers are processed at once and no longer loading
-        expected = sum(p.numel() for p in layer.parameters(recurse=False))
-        if isinstance(layer, VocabParallelEmbedding):
-            padding = layer.num_embeddings_per_partition - layer.shard_indices.num_org_elements
-            expected -= padding * layer.embedding_dim
-        if info.load_numel < expected:
-            incomplete.append(f"{name} ({info.load_numel} of {expected})")
-    return incomplete
+        """Give heads that share their weight with the embedding the new one; see `internals.repack_tied_heads`."""
+        internals.repack_tied_heads(self.tied, self.device)
 
 
 class ReceiverExtension:
@@ -213,18 +197,19 @@ class ReceiverExtension:
     model_runner: Any
 
     def weight_failure(self) -> str | None:
-        """Why this worker refused the last update, or could not join the last group; None when it did."""
+        """Return why this worker refused the last update, or could not join the last group; None when it did."""
         return self.weight_transfer_engine.failure
 
     def begin_adapter(self, rank: int) -> None:
         """Hold an adapter of zeros, so that requests made before the first update use one already."""
-        self.model_runner.lora_manager.add_dummy_lora(adapter_request(), rank)
+        internals.hold_empty_adapter(self.model_runner, adapter_request(), rank)
 
     def activate_adapter(self) -> None:
-        """Use the adapter that came with the last update. Apart, because vLLM drops every adapter at an update's end."""
+        """Use the adapter that came with the last update. This is a call of its own because vLLM drops every adapter at the end
+        of an update."""
         receiver = self.weight_transfer_engine
         assert receiver.adapter is not None
-        activate(receiver.model, receiver.adapter)
+        internals.replace_adapter(receiver.model, receiver.adapter)
         receiver.adapter = None
 
 

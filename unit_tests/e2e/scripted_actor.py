@@ -32,8 +32,6 @@ SLOW_SECONDS = 8.0
 class SlowEngine:
     """Tokens tell the prompt's length and the version."""
 
-    _llm = None
-
     def __init__(self, starts: str, log_file: str) -> None:
         """starts: what becomes of one start after the other, a letter each: c fails in construction, h hangs, f fails, s takes
         SLOW_SECONDS; what follows succeeds at once."""
@@ -54,6 +52,9 @@ class SlowEngine:
             await asyncio.sleep(SLOW_SECONDS)
         if outcome == "f":
             raise ValueError("there is no such model")
+
+    def death(self) -> None:
+        return None
 
     def paused_seconds(self) -> float:
         return 0.0

@@ -22,13 +22,12 @@ from configs.blocks.lora import Lora
 from orchestration.cluster.devices import resolve
 from orchestration.model.lora import adapter_tensors, add_adapters, load_adapter, merged_tensors
 from orchestration.rl.weight_probe import TOLERANCE_BY_DTYPE, ProbeFailed, compare
-from orchestration.weight_transfer import broadcaster
 from orchestration.weight_transfer.broadcaster import WeightBroadcaster
 from orchestration.weight_transfer.file_publisher import WeightPublisher
-from orchestration.weight_transfer.gpu_publisher import DevicePublisher
 from rollouts.vllm.engine import WeightLoadError
 from rollouts.vllm.response import Generation
 from rollouts.vllm.sampling import Sampling
+from rollouts.vllm.weight_file import TensorInfo
 from unit_tests.e2e.engine_pair import PROMPTS, Pair, published_tensors, random_model, reference_logprobs
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
@@ -69,26 +68,6 @@ def test_an_engine_keeps_nothing_of_the_shared_memory(pair: Pair, publisher: Wei
     publisher.publish(pair.version + 1, published_tensors(random_model(33)))
     assert pair.run(pair.engine._llm.collective_rpc("borrowed")) == [[]]
     assert pair.gap(pair.generate(Sampling(max_new_tokens=24)), 1.0) < 1e-4  # packed weights cannot be looked at
-
-
-def test_an_engine_takes_weights_from_the_memory_of_its_device(pair: Pair, publisher: WeightPublisher) -> None:
-    """The CPU stands for a GPU that it has in common with the trainer."""
-    torch.multiprocessing.set_sharing_strategy("file_system")  # for processes that are not each other's children
-    try:
-        sender = DevicePublisher(torch.device("cpu"), piece_bytes=20_000)
-        pair.model, pair.version = random_model(34), pair.version + 1
-        notice = sender.publish(pair.version, published_tensors(pair.model))
-        assert len(notice["pieces"]) > 3
-        pair.run(pair.engine.load_weights(pair.version, notice))
-        for piece in sender.pieces:
-            piece.data.zero_()
-        assert pair.gap(pair.generate(Sampling(max_new_tokens=24)), 1.0) < 1e-4
-        elsewhere = {**sender.publish(pair.version + 1, published_tensors(pair.model)), "gpu": "GPU-1234"}
-        with pytest.raises(WeightLoadError, match="in the memory of GPU GPU-1234, and this engine is on cpu"):
-            pair.run(pair.engine.load_weights(pair.version + 1, elsewhere))
-    finally:
-        torch.multiprocessing.set_sharing_strategy("file_descriptor")
-    pair.sync(publisher, seed=35)
 
 
 def test_adapters_merged_are_a_whole_model(pair: Pair, publisher: WeightPublisher) -> None:
@@ -264,7 +243,7 @@ class Sender:
         joining.result()
 
     async def push(self, version: int, tensors: list[tuple[str, torch.Tensor]]) -> None:
-        sending = self.pool.submit(self.sender.send, version, iter(tensors))
+        sending = self.pool.submit(self.sender.send, version, tensors, [TensorInfo.of(*pair) for pair in tensors])
         await self.pair.engine.load_weights(version, {"version": version})
         sending.result()
 
@@ -343,9 +322,15 @@ def test_a_partial_or_corrupted_broadcast_is_refused(
     refused(without_key, r"layers\.1\.self_attn\.qkv_proj \(6144 of 8192\)")
     refused([*tensors, tensors[-1]], "was sent twice")
     refused([*tensors, ("model.layers.0.bogus", torch.zeros(2))], "bogus")
-    with monkeypatch.context() as patch:
-        patch.setattr(broadcaster, "checksum", lambda _: 0)
-        refused(tensors, "other bytes came")
+    group = sender.sender.group
+    assert group is not None
+    send = group.broadcast
+
+    def corrupted(tensor: torch.Tensor, src: int = 0) -> None:
+        send(1 - tensor if len(tensor) > 10_000 else tensor, src)
+
+    monkeypatch.setattr(group, "broadcast", corrupted)
+    refused(tensors, "the bytes that came are not those sent")
     sender.sync(seed=44)  # a whole version mends it
     assert pair.gap(pair.generate(sampling), 1.0) < 1e-4
 

@@ -72,8 +72,10 @@ async def tokens_later(pair: Pair, tokens: int) -> None:
     """Returns when the engine has made this many tokens more, and one at least for every request under way."""
     enough = pair.engine.tokens_generated() + tokens
     await asyncio.sleep(0)  # requests begin
-    while pair.engine.tokens_generated() < enough or not all(one.tokens for one in pair.engine._running.values()):
-        assert pair.engine._running, "every response ended before its time"
+    while pair.engine.tokens_generated() < enough or not all(
+        one.tokens for one in pair.engine.requests.running.values()
+    ):
+        assert pair.engine.requests.running, "every response ended before its time"
         await asyncio.sleep(0.001)
 
 
@@ -160,7 +162,7 @@ def test_who_was_admitted_for_an_older_version_is_served_first(versions: Version
         await versions.load("recompute")
         await pair.engine.pause()
         newer = [asyncio.create_task(respond(f"new{i}", pair.version)) for i in range(more_than_run_at_once)]
-        while len(pair.engine._running) < more_than_run_at_once:
+        while len(pair.engine.requests.running) < more_than_run_at_once:
             await asyncio.sleep(0.01)
         older = [asyncio.create_task(respond(f"old{i}", pair.version - 1)) for i in range(4)]
         await asyncio.sleep(0.1)
@@ -254,7 +256,7 @@ def test_a_drained_engine_begins_nothing_until_weights_have_come(versions: Versi
         long = begun(pair, PROMPT, LONG, 8)
         await tokens_later(pair, 40)
         await pair.engine.drain()
-        assert all(task.done() or not pair.engine._running for task in long)
+        assert all(task.done() or not pair.engine.requests.running for task in long)
         made, paused = pair.engine.tokens_generated(), pair.engine.paused_seconds()
         waiting = begun(pair, PROMPT, SHORT, 8)
         await pair.engine.drain()  # again, as when a sync is tried again

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from orchestration.cluster.devices import resolve
 from orchestration.weight_transfer.broadcaster import WeightBroadcaster
+from rollouts.vllm.weight_file import TensorInfo
 from unit_tests.e2e.shared_stack import SharedStack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(200)]
@@ -39,7 +40,7 @@ def test_an_engine_that_weights_come_to_slowly_does_not_stand_still(stack: Share
     sender.join(offer, 2, 30.0, 60.0)
     ray.get(joining)
     with ThreadPoolExecutor(1) as pool:
-        sending = pool.submit(sender.send, VERSION, slowly())
+        sending = pool.submit(sender.send, VERSION, slowly(), [TensorInfo.of(*pair) for pair in tensors])
         loading = actor.load_weights.remote(VERSION, {"version": VERSION})
         while not ray.wait([loading], timeout=0.5)[0]:
             beats.append(ray.get(actor.heartbeat.remote()))

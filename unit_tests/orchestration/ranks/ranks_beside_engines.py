@@ -1,4 +1,4 @@
-"""For test_device_publisher.py: whether trainer rank 0 finds that it shares its GPU with the job's only engine, on a Ray that only
+"""For test_gpu_publisher.py: whether trainer rank 0 finds that it shares its GPU with the job's only engine, on a Ray that only
 says it has GPUs."""
 
 import json

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestration.weight_transfer.file_publisher import WeightPublisher
-from rollouts.vllm.weight_file import FileUpdate, WeightFile
+from rollouts.vllm.weight_file import Checksum, FileUpdate, WeightFile, refuse_other_bytes
 
 ROOT = Path(__file__).parents[3]
 SHAPES = st.lists(st.lists(st.integers(0, 5), max_size=3), min_size=1, max_size=6)
@@ -24,10 +24,14 @@ DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.in
 
 
 def read(update: dict[str, Any], file: WeightFile | None = None) -> list[tuple[str, torch.Tensor]]:
-    file, told = file or WeightFile(), FileUpdate(**update)
-    copied = [(name, tensor.clone()) for name, tensor in file.tensors(told)]
-    file.check(told)
+    tensors = (file or WeightFile()).tensors(FileUpdate(**update))
+    copied = [(name, tensor.clone()) for name, tensor in tensors]
+    check(tensors, update)
     return copied
+
+
+def check(tensors: list[tuple[str, torch.Tensor]], update: dict[str, Any]) -> None:
+    refuse_other_bytes(f"of {update['path']}", Checksum(tensors).value(), update["checksum"])
 
 
 @pytest.mark.parametrize("method", ["direct", "disk"])
@@ -106,15 +110,15 @@ def test_a_new_trainer_is_not_taken_for_the_one_before(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["direct", "disk"])
 def test_a_version_that_is_written_over_while_it_is_copied_is_refused(tmp_path: Path, method: Any) -> None:
     publisher, file = WeightPublisher(method, tmp_path / "weights"), WeightFile()
-    update = FileUpdate(**publisher.publish(1, [(f"{i}", torch.zeros(1000)) for i in range(3)]))
-    copied = []
-    for i, (_, tensor) in enumerate(file.tensors(update)):
+    update = publisher.publish(1, [(f"{i}", torch.zeros(1000)) for i in range(3)])
+    copied, tensors = [], file.tensors(FileUpdate(**update))
+    for i, (_, tensor) in enumerate(tensors):
         copied.append(tensor.mean().item())
         if i == 0:
             after = publisher.publish(2, [(f"{i}", torch.ones(1000)) for i in range(3)])
     assert copied == [0, 1, 1]
     with pytest.raises(ValueError, match="are not those sent"):
-        file.check(update)
+        check(tensors, update)
     assert [tensor.mean() for _, tensor in read(after, file)] == [1, 1, 1]
     publisher.close()
 

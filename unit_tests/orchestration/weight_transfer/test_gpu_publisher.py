@@ -1,109 +1,105 @@
-"""Weights that stay in the memory of a device which trainer and engine share. The CPU stands for the GPU, with torch's own
-handles of shared memory between two real processes: the layout, the checks and the life of the memory are the same code."""
+"""Weights that stay in the memory of a GPU which trainer and engine share. Without a GPU torch's handles are replaced by a table
+and the GPU by the CPU's memory; publisher, vLLM's IPC receiver and the checks between them are the code that runs on a GPU."""
 
 from __future__ import annotations
 
-import base64
+import inspect
 import json
 import os
-import pickle
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.multiprocessing import reductions
 
-from rollouts.vllm.gpu_memory import DeviceUpdate, DeviceVersion
-from unit_tests.orchestration.ranks.device_tensors import tensors
+from orchestration.weight_transfer import gpu_publisher
+from orchestration.weight_transfer.gpu_publisher import GpuPublisher
+from rollouts.vllm.weight_broadcast import TransferFailed
+from rollouts.vllm.weight_file import Checksum, Named
+from rollouts.vllm.weight_receiver import GpuUpdate, WeightReceiver
 
 ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
 
 
-class Trainer:
-    """The other process."""
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[int, torch.Tensor]:
+    """The memory that handles open."""
+    from vllm.distributed.weight_transfer import ipc_engine
 
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "unit_tests.orchestration.ranks.device_sender"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
-        )  # fmt: skip
+    shared: dict[int, torch.Tensor] = {}
 
-    def publish(self, version: int, *sizes: int) -> dict[str, Any]:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        print(version, *sizes, file=self.process.stdin, flush=True)
-        notice: dict[str, Any] = pickle.loads(base64.b64decode(self.process.stdout.readline()))
-        return notice
+    def handle(tensor: torch.Tensor) -> tuple[Any, ...]:
+        shared[len(shared)] = tensor
+        return (len(shared) - 1, *range(1, 10))
 
+    def opened(number: int, *others: Any) -> torch.Tensor:
+        assert others[5] is CPU.index, "the receiver's number of the GPU, not the sender's"
+        return shared[number]
 
-@pytest.fixture
-def trainer() -> Iterator[Trainer]:
-    trainer = Trainer()
-    yield trainer
-    trainer.process.kill()
-    trainer.process.communicate()
+    monkeypatch.setattr(gpu_publisher, "ipc_handle", handle)
+    monkeypatch.setattr(ipc_engine, "rebuild_cuda_tensor", opened)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="GPU-1"))
+    return shared
 
 
-def taken(notice: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
-    version = DeviceVersion(DeviceUpdate(**notice), CPU)
-    copied = [(name, tensor.clone()) for bucket in version.buckets() for name, tensor in bucket.tensors]
-    version.check()
-    return copied
+def taken(notice: dict[str, Any]) -> list[Named]:
+    """What vLLM's receiver opens in a worker."""
+    worker: Any = SimpleNamespace(
+        config=None, device=CPU, vllm_config=SimpleNamespace(parallel_config=None, model_config=None)
+    )
+    return WeightReceiver._opened(worker, GpuUpdate(**notice))
 
 
-def test_versions_come_bit_for_bit_through_memory_that_is_kept(trainer: Trainer) -> None:
-    """In pieces of 4 KiB: several tensors in one, one that needs more, a version that outgrows a piece, and smaller ones."""
-    sizes = [(600, 0, 500, 7), (600, 0, 500, 7), (600, 0, 5000, 7, 2000), (600, 2000, 7), (1,)]
-    handles = []
-    for version, of_this in enumerate(sizes):
-        notice = trainer.publish(version, *of_this)
-        for (name, ours), (told, theirs) in zip(tensors(version, list(of_this)), taken(notice), strict=True):
+def version(number: int, *sizes: int) -> list[Named]:
+    generator = torch.Generator().manual_seed(number)
+    made = [torch.randn(2, size, generator=generator) for size in sizes]
+    return [(f"{i}", [one.T, one.bfloat16(), one[0]][i % 3]) for i, one in enumerate(made)]
+
+
+def test_versions_come_bit_for_bit_through_memory_that_is_kept(gpu: dict[int, torch.Tensor]) -> None:
+    publisher = GpuPublisher(CPU)
+    for number, sizes in enumerate([(600, 0, 500, 7), (600, 0, 500, 7), (600, 0, 5000), (1,)]):
+        notice = publisher.publish(number, version(number, *sizes))
+        came = taken(notice)
+        for (name, ours), (told, theirs) in zip(version(number, *sizes), came, strict=True):
             assert name == told and ours.dtype == theirs.dtype and torch.equal(ours, theirs)
-        assert notice["size_bytes"] == sum(piece["size_bytes"] for piece in notice["pieces"])
-        handles.append([piece["handle"] for piece in notice["pieces"]])
-    assert len(handles[0]) == 2 and handles[0] == handles[1]
-    assert len(handles[2]) > 2 and handles[2][0] == handles[0][0] and handles[2][1] not in handles[0]
-    assert handles[3] == handles[2][:2]
-    assert handles[4] == handles[0][:1]
+        assert Checksum(came).value() == notice["checksum"]
+        assert notice["size_bytes"] == sum(tensor.nbytes for _, tensor in came)
+    assert gpu[0].data_ptr() == gpu[4].data_ptr() == gpu[8].data_ptr() != gpu[11].data_ptr()
+    assert gpu[2].data_ptr() == gpu[6].data_ptr() != gpu[10].data_ptr()
 
 
-def test_a_version_that_is_written_over_while_it_is_copied_is_refused(trainer: Trainer) -> None:
-    version = DeviceVersion(DeviceUpdate(**trainer.publish(1, 500, 500)), CPU)
-    version.check()
-    after = trainer.publish(2, 500, 500)
-    with pytest.raises(ValueError, match="piece 0 on GPU cpu are not those sent"):
-        version.check()
-    assert len(taken(after)) == 2
+def test_a_version_that_is_written_over_while_it_is_copied_has_another_checksum() -> None:
+    publisher = GpuPublisher(CPU)
+    notice = publisher.publish(1, version(1, 500, 500))
+    came = taken(notice)
+    publisher.publish(2, version(2, 500, 500))
+    assert Checksum(came).value() != notice["checksum"]
 
 
-def test_an_engine_on_another_gpu_refuses(trainer: Trainer) -> None:
-    notice = {**trainer.publish(1, 10), "gpu": "GPU-1234"}
-    with pytest.raises(ValueError, match="in the memory of GPU GPU-1234, and this engine is on cpu"):
+def test_an_engine_on_another_gpu_refuses() -> None:
+    notice = {**GpuPublisher(CPU).publish(1, version(1, 10)), "gpu": "GPU-2"}
+    with pytest.raises(ValueError, match="IPC handle not found for GPU UUID GPU-1"):
         taken(notice)
 
 
-def test_memory_of_a_trainer_that_ended_cannot_be_opened(trainer: Trainer) -> None:
-    notice = trainer.publish(1, 10)
-    assert len(taken(notice)) == 1
-    trainer.process.kill()
-    trainer.process.wait()
+def test_without_room_for_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
 
-    def refusal() -> str | None:
-        try:
-            taken(notice)
-        except ValueError as error:
-            return str(error)
-        return None
+    monkeypatch.setattr(torch, "empty", full)
+    with pytest.raises(TransferFailed, match=r"no room for it; lower placement\.engine_memory_share, or use disk"):
+        GpuPublisher(CPU).publish(1, version(1, 10))
 
-    deadline = time.monotonic() + 20  # torch's own process removes the memory when it sees the end of this one
-    while (why := refusal()) is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    assert "cannot be opened" in why
+
+def test_torch_numbers_the_device_where_vllm_puts_the_receivers_own() -> None:
+    parameters = list(inspect.signature(reductions.rebuild_cuda_tensor).parameters)
+    assert parameters[6] == "storage_device"
 
 
 @pytest.mark.e2e
