@@ -64,6 +64,11 @@ ROOMS: dict[str, set[str]] = {
 FILES_OF_ROOMS = {"algs.records": "algs.method"}  # the public vocabulary of methods
 SCRIPTS = {"data_prep", "benchmarks"}
 ALGS_MAY_IMPORT = {"torch", "algs", *sys.stdlib_module_names}
+VLLM_ROOM, VLLM_INTERNALS = "rollouts/vllm/", "rollouts/vllm/internals.py"
+PUBLIC_OF_VLLM = {  # what vLLM documents
+    "vllm", "vllm.outputs", "vllm.sampling_params", "vllm.logger", "vllm.lora.request", "vllm.engine.arg_utils",
+    "vllm.distributed.weight_transfer.base", "vllm.distributed.weight_transfer.factory",
+}  # fmt: skip
 ATTIC_NAMES = {"common", "helper", "helpers", "misc", "util", "utils"}
 MAX_LINES = 400
 MAX_METHOD_LINES = 80
@@ -153,6 +158,22 @@ def algs_complaints(files: dict[str, str]) -> list[str]:
         for node, name in imports(path, source)
         if name.split(".")[0] not in ALGS_MAY_IMPORT
     ]
+
+
+def vllm_complaints(files: dict[str, str]) -> list[str]:
+    """Imports of vLLM outside its room, and of what vLLM does not document outside the one file for that."""
+    complaints = []
+    for path, source in code_of_ours(files).items():
+        if path.startswith("benchmarks/") or path == VLLM_INTERNALS:
+            continue
+        for node, name in imports(path, source):
+            if name.split(".")[0] != "vllm":
+                continue
+            if not path.startswith(VLLM_ROOM):
+                complaints.append(f"{path}:{node.lineno}: only {VLLM_ROOM} imports vLLM, not {name} here")
+            elif not {name, name.rpartition(".")[0]} & PUBLIC_OF_VLLM or "._" in name:
+                complaints.append(f"{path}:{node.lineno}: {name} is not documented by vLLM; use it in {VLLM_INTERNALS}")
+    return complaints
 
 
 def import_cycles(files: dict[str, str]) -> list[str]:
@@ -274,6 +295,12 @@ BAD_HOUSE = [
     (floor_complaints, {"records/rollout.py": "from rewards import gsm8k"}, "records may not import rewards"),
     (algs_complaints, {"algs/a.py": "import numpy as np"}, "not numpy"),
     (algs_complaints, {"algs/a.py": "from records.rollout import Prompt"}, "not records.rollout"),
+    (
+        vllm_complaints,
+        {"eval/a.py": "def f():\n    from vllm import LLM"},
+        "eval/a.py:2: only rollouts/vllm/ imports vLLM",
+    ),
+    (vllm_complaints, {"rollouts/vllm/a.py": "from vllm.v1.engine import x"}, "vllm.v1.engine.x is not documented"),
     (import_cycles, {"eval/a.py": "import eval.b", "eval/b.py": "from eval import a"}, "eval.a -> eval.b -> eval.a"),
     (
         import_cycles,
@@ -303,13 +330,16 @@ GOOD_HOUSE = {
     "rewards/a.py": "from records.rollout import Prompt\nfrom plugins import lookup\nimport re",
     "rollouts/b.py": "from rollouts import records\nfrom data_feeds import chat",
     "main_x.py": "from orchestration import loop",
-    "benchmarks/a.py": "import orchestration.rl.loop",
+    "benchmarks/a.py": "import orchestration.rl.loop\nfrom vllm import LLM",
+    "rollouts/vllm/a.py": "from vllm import SamplingParams\nfrom vllm.outputs import CompletionOutput",
+    "rollouts/vllm/internals.py": "from vllm.v1.engine import x",
     "docs/A.md": "# One two\n[x](#one-two) [web](https://example.org) `rewards/a.py`\n```\n[no](link.md)\n```",
     "a.txt": "https://example.org/tmp/x and runs/tmp/x and /dev/shm and $HOME/tmp/x",
 }
 RULES = [
     floor_complaints,
     algs_complaints,
+    vllm_complaints,
     import_cycles,
     size_complaints,
     name_complaints,

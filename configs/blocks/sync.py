@@ -24,8 +24,8 @@ class Sync(Block):
         256.0,
         gt=0,
         le=16384,
-        description="With nccl: weights are sent in pieces of about this many MiB; two are held, and one at each engine's "
-        "device beside the one being loaded.",
+        description="With nccl between GPUs: weights are sent in buckets of about this many MiB; two are held on the trainer's "
+        "device, and two on each engine's. Between CPU processes they are sent tensor by tensor.",
     )
     probe_prompts: int = Field(
         4,

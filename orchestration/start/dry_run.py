@@ -260,8 +260,11 @@ def memory_rows(config: RLConfig | EvalConfig, checked: Checked) -> Iterable[Row
             yield name, f"{shown(total)} = {' + '.join(f'{shown(size)} {part}' for part, size in parts.items())}"
     if isinstance(config, RLConfig):
         if config.sync.method == "nccl":
-            buckets = f"two buckets of sync.bucket_mib, {config.sync.bucket_mib:g} MiB, on each side's device"
-            yield "weight sync", f"{shown(memory.sync)} by broadcast, {buckets}"
+            buckets = f", two buckets of sync.bucket_mib, {config.sync.bucket_mib:g} MiB, on each side's device"
+            yield (
+                "weight sync",
+                f"{shown(memory.sync)} by broadcast{buckets if checked.device.device == 'cuda' else ''}",
+            )
         else:
             where = "shared memory" if config.sync.method == "direct" else "disk"
             yield "weight sync", f"{shown(memory.sync)} of {where}"
