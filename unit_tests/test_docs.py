@@ -126,3 +126,17 @@ def test_every_page_is_reached_from_the_readme() -> None:
         targets = {(page.parent / link).resolve() for link in links if "://" not in link}
         waiting += [target for target in targets - reached - set(waiting) if target.is_file()]
     assert set((ROOT / "docs").rglob("*.md")) - reached == set()
+
+
+def test_commands_on_the_pages_name_what_exists() -> None:
+    """Every `python -m module` of ours, and every configuration file that a command or a sentence names."""
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    ours = "benchmarks|configs|data_feeds|data_prep|eval|orchestration"
+    missing = []
+    for module in sorted(set(re.findall(rf"python -m ((?:{ours})[\w.]*\w)", text))):
+        path = ROOT / module.replace(".", "/")
+        if not path.with_suffix(".py").is_file() and not (path / "__main__.py").is_file():
+            missing.append(module)
+    missing += [name for name in set(re.findall(r"\bconfigs/\w+\.yaml", text)) if not (ROOT / name).is_file()]
+    assert missing == []
