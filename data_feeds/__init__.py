@@ -1,1 +1,1 @@
-"""Data sets, chat templating, sampling of prompts, and packing."""
+"""This package reads data sets, applies chat templates, samples prompts and examples, and packs them."""

@@ -1,4 +1,4 @@
-"""From chat messages to token ids, by the model's own chat template. The one place that tokenises prompts."""
+"""Turn chat messages into token ids by the model's own chat template. Prompts are tokenised nowhere else."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> Any:
-    """The tokenizer of a model folder or hub name, checked to have a chat template.
+    """Return the tokenizer of a model folder or hub name. It has a chat template.
 
     Raises:
         ValueError: the path holds no tokenizer, or one without a chat template.
@@ -16,13 +16,16 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
-        raise ValueError(f"model.path: no tokenizer could be loaded from '{path}': {_first_line(error)}") from error
+        raise ValueError(
+            f"model.path: no tokenizer could be loaded from '{path}': {_first_line(error)}; give a model folder that "
+            "holds its tokenizer"
+        ) from error
     check_chat_template(tokenizer, path)
     return tokenizer
 
 
 def check_chat_template(tokenizer: Any, path: str = "") -> None:
-    """Raise ValueError, naming the model and the way out, when the tokenizer has no chat template."""
+    """Raise ValueError when the tokenizer has no chat template."""
     if not getattr(tokenizer, "chat_template", None):
         raise ValueError(
             f"model.path: the tokenizer of '{path or tokenizer.name_or_path}' has no chat template; use an "
@@ -31,34 +34,35 @@ def check_chat_template(tokenizer: Any, path: str = "") -> None:
 
 
 def render_chat(tokenizer: Any, messages: list[dict[str, Any]]) -> list[int]:
-    """Token ids of the messages, ready for the assistant's turn (generation prompt included).
+    """Return the token ids of the messages with the generation prompt, ready for the assistant's turn.
 
     Raises:
-        ValueError: as render_text.
+        ValueError: there is no chat template, or it refuses these messages, as for a role that it does not know.
     """
-    ids = _applied(tokenizer, messages, tokenize=True, add_generation_prompt=True, return_dict=False)
+    ids = _apply_template(tokenizer, messages, tokenize=True, add_generation_prompt=True, return_dict=False)
     return [int(i) for i in ids]
 
 
 def render_text(tokenizer: Any, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
-    """The messages as the text that is tokenised; with `add_generation_prompt`, ready for the assistant's turn.
+    """Return the messages as the text that is tokenised.
 
     Raises:
-        ValueError: there is no chat template, or it refuses these messages (roles it does not know, for instance).
+        ValueError: there is no chat template, or it refuses these messages, as for a role that it does not know.
     """
-    return str(_applied(tokenizer, messages, tokenize=False, add_generation_prompt=add_generation_prompt))
+    return str(_apply_template(tokenizer, messages, tokenize=False, add_generation_prompt=add_generation_prompt))
 
 
-def _applied(tokenizer: Any, messages: list[dict[str, Any]], **how: Any) -> Any:
+def _apply_template(tokenizer: Any, messages: list[dict[str, Any]], **options: Any) -> Any:
     import jinja2
 
     check_chat_template(tokenizer)
     try:
-        return tokenizer.apply_chat_template(messages, **how)
-    except (jinja2.TemplateError, TypeError) as error:  # TypeError: a template that adds text to what is no text
+        return tokenizer.apply_chat_template(messages, **options)
+    except (jinja2.TemplateError, TypeError) as error:  # a template that adds text to a non-text raises TypeError
         roles = [m.get("role") for m in messages]
         raise ValueError(
-            f"the chat template of '{tokenizer.name_or_path}' refuses messages with roles {roles}: {error}"
+            f"the chat template of '{tokenizer.name_or_path}' refuses messages with roles {roles}: {error}; change the "
+            "messages or the template"
         ) from error
 
 

@@ -1,1 +1,1 @@
-"""What supervised and preference learning read: demonstrations, pairs and labels, mixed from sources."""
+"""This room reads the demonstrations, pairs and labels of supervised and preference learning, and mixes sources."""

@@ -1,6 +1,6 @@
-"""Which examples come next: several sources in the wanted shares, each without replacement within its own epoch.
+"""Draw examples from several sources in the wanted shares, each without replacement within its own epoch.
 
-What is drawn is a pure function of the seed and of how much was drawn before: a resumed run goes on exactly.
+What is drawn depends only on the seed and on how much was drawn before, so a resumed run continues exactly.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ PROPORTIONAL, FIXED, PER_STEP = "proportional", "fixed", "per_step"
 
 
 class MixedExamples:
-    """Draws batches from sources.
+    """Draw batches from sources. All rows of a source come once before one comes again.
 
-    proportional: all rows of all sources in one random order, an epoch after the other. fixed: each batch holds each
-    source's share to the nearest row; what rounding leaves over is carried to the next batches. per_step: shares are drawn
-    anew for every batch, Dirichlet around the weights, a function of (seed, batch number). A source's rows all come once
-    before one comes again.
+    With mixture `proportional`, all rows of all sources come in one random order, epoch after epoch. With `fixed`, each
+    batch holds each source's share to the nearest row; what rounding leaves over is carried to the next batches. With
+    `per_step`, the shares of each batch are drawn from a Dirichlet distribution around the weights, as a function of
+    (seed, batch number).
     """
 
     def __init__(
@@ -33,24 +33,25 @@ class MixedExamples:
     ) -> None:  # fmt: skip
         assert mixture in (PROPORTIONAL, FIXED, PER_STEP), mixture
         if not sum(len(source) for source in sources):
-            raise ValueError("there is no example to learn from: the training set is empty (data.sources)")
+            raise ValueError("data.sources: the training set is empty; give more rows")
         self.sources, self.seed, self.mixture, self.concentration = list(sources), seed, mixture, concentration
         self._index = {source.name: i for i, source in enumerate(sources)}
         weights = np.asarray([source.source.weight for source in sources], dtype=np.float64)
-        self.shares = weights / weights.sum()  # of fixed and per_step
-        self.batches = 0  # drawn so far
-        self.drawn = np.zeros(len(sources), dtype=np.int64)  # examples
-        self.tokens = np.zeros(len(sources), dtype=np.int64)
-        self._last = np.zeros(len(sources), dtype=np.int64)  # examples of the last batch
+        self.shares = weights / weights.sum()  # used by fixed and per_step
+        self.batches = 0  # batches drawn so far
+        self.drawn = np.zeros(len(sources), dtype=np.int64)  # examples drawn so far, per source
+        self.tokens = np.zeros(len(sources), dtype=np.int64)  # their tokens
+        self._last = np.zeros(len(sources), dtype=np.int64)  # examples in the last batch, per source
         together = mixture == PROPORTIONAL
         self._streams = [Stream(sources, seed, 0, shuffle)] if together else [
             Stream([source], seed, i, shuffle) for i, source in enumerate(sources)
         ]  # fmt: skip
 
     def next(self, k: int) -> list[Example]:
-        """The next k examples, sources in order within a batch.
+        """Return the next k examples. Within a batch, the sources come in order.
 
-        Raises ValueError when a source has no usable example at all.
+        Raises:
+            ValueError: a source has no usable example at all.
         """
         assert k >= 0
         before = self.drawn.copy()
@@ -58,31 +59,31 @@ class MixedExamples:
         for stream, count in zip(self._streams, self._counts(k), strict=True):
             for _ in range(int(count)):
                 example = stream.next()
-                which = self._index[example[0].prompt.source]
-                self.drawn[which] += 1
-                self.tokens[which] += sum(len(t.prompt_ids) + len(t.token_ids) for t in example)
+                source = self._index[example[0].prompt.source]
+                self.drawn[source] += 1
+                self.tokens[source] += sum(len(t.prompt_ids) + len(t.token_ids) for t in example)
                 batch.append(example)
         self.batches += 1
         self._last = self.drawn - before
         return batch
 
     def observe(self, groups: Sequence[Any]) -> None:
-        """What came of examples drawn earlier; these mixtures learn nothing from it."""
+        """Do nothing: these mixtures learn nothing from the groups of earlier examples."""
 
     def metrics(self) -> dict[str, float]:
-        """share/<source>: of the last batch; examples, tokens and epochs per source, and rows left out, so far."""
-        found: dict[str, float] = {}
+        """Return each source's share of the last batch, and its examples, tokens, epochs and left-out rows so far."""
+        metrics: dict[str, float] = {}
         total = max(1, int(self._last.sum()))
         for i, source in enumerate(self.sources):
-            found[f"share/{source.name}"] = float(self._last[i]) / total
-            found[f"examples/{source.name}"] = float(self.drawn[i])
-            found[f"tokens/{source.name}"] = float(self.tokens[i])
-            found[f"epoch/{source.name}"] = self._stream_of(i).epochs
-            found[f"left_out/{source.name}"] = float(source.left_out.bad + source.left_out.too_long)
-        return found
+            metrics[f"share/{source.name}"] = float(self._last[i]) / total
+            metrics[f"examples/{source.name}"] = float(self.drawn[i])
+            metrics[f"tokens/{source.name}"] = float(self.tokens[i])
+            metrics[f"epoch/{source.name}"] = self._stream_of(i).epochs
+            metrics[f"left_out/{source.name}"] = float(source.left_out.bad + source.left_out.too_long)
+        return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a resumed run needs, as JSON can hold it."""
+        """Return all that a resumed run needs, in values that fit into JSON."""
         return {
             "seed": self.seed,
             "mixture": self.mixture,
@@ -91,18 +92,21 @@ class MixedExamples:
             "drawn": self.drawn.tolist(),
             "tokens": self.tokens.tolist(),
             "positions": [stream.position for stream in self._streams],
-            "unusable": [source.found() for source in self.sources],
+            "unusable": [source.unusable() for source in self.sources],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken.
+        """Continue where `state` was taken.
 
-        Raises ValueError when it was taken over other data, another mixture or another seed: the order would silently
-        differ.
+        Raises:
+            ValueError: the state belongs to other data, another mixture or another seed, so the order would silently
+                differ.
         """
         for key, now, name in (("seed", self.seed, "run.seed"), ("mixture", self.mixture, "data.mixture")):
             if state[key] != now:
-                raise ValueError(f"resume: examples were drawn with {name} {state[key]}, the config says {now}")
+                raise ValueError(
+                    f"resume: examples were drawn with {name} {state[key]}, the config says {now}; set it back"
+                )
         if state["sources"] != self._fingerprints:
             raise ValueError(
                 "resume: the training rows or their weights differ from those of the checkpoint; restore the data block"
@@ -112,11 +116,11 @@ class MixedExamples:
         self.tokens = np.asarray(state["tokens"], dtype=np.int64)
         for stream, position in zip(self._streams, state["positions"], strict=True):
             stream.position = int(position)
-        for source, found in zip(self.sources, state["unusable"], strict=True):
-            source.load_found(found)
+        for source, unusable in zip(self.sources, state["unusable"], strict=True):
+            source.load_unusable(unusable)
 
     def _counts(self, k: int) -> NDArray[np.int64]:
-        """Examples to draw from each stream; they sum to k."""
+        """Return how many examples to draw from each stream. They sum to k."""
         if self.mixture == PROPORTIONAL:
             return np.asarray([k])
         if self.mixture == FIXED:
@@ -129,44 +133,54 @@ class MixedExamples:
     def _stream_of(self, source: int) -> Stream:
         return self._streams[0 if self.mixture == PROPORTIONAL else source]
 
-    @functools.cached_property  # the kept rows do not change, and a state is taken every step
+    @functools.cached_property  # the rows do not change, and a state is taken in every step
     def _fingerprints(self) -> list[str]:
+        hashes = [hashlib.blake2b(s.row_numbers.tobytes(), digest_size=8).hexdigest() for s in self.sources]
         return [
-            f"{s.name} {len(s.rows)} {s.source.weight:g} {hashlib.blake2b(s.kept.tobytes(), digest_size=8).hexdigest()}"
-            for s in self.sources
+            f"{s.name} {len(s.rows)} {s.source.weight:g} {row_hash}"
+            for s, row_hash in zip(self.sources, hashes, strict=True)
         ]
 
 
 class Stream:
-    """The rows of one or several sources, epoch after epoch; each epoch's order is a function of (seed, number, epoch).
+    """Draw the rows of one or several sources, epoch after epoch. An epoch's order depends on (seed, number, epoch).
 
-    Holds one permutation: 4 bytes per row, 8 above 4 billion rows.
+    A stream keeps one permutation in memory: 4 bytes per row, 8 above 4 billion rows.
     """
 
     def __init__(self, sources: Sequence[ExampleSource], seed: int, number: int, shuffle: bool) -> None:
         self.sources, self.seed, self.number, self.shuffle = list(sources), seed, number, shuffle
         self._starts = np.cumsum([0, *(len(source) for source in sources)])
         self.rows = int(self._starts[-1])
-        self.position = 0  # places of the epochs' orders used, unusable rows included
+        self.position = 0  # rows drawn so far, unusable ones included
         self._order: tuple[int, NDArray[np.unsignedinteger] | None] = (-1, None)
         if not self.rows:
-            raise ValueError(f"data.sources: '{sources[0].name}' has no row left to learn from")
+            raise ValueError(
+                f"data.sources: '{sources[0].name}' has no row left to learn from; give it more rows, or leave it out"
+            )
 
     @property
     def epochs(self) -> float:
-        """Passes over the rows so far."""
+        """Return the number of passes over the rows so far, as a fraction."""
         return self.position / self.rows
 
     def next(self) -> Example:
-        """The next usable example. Raises ValueError when a whole epoch holds none."""
+        """Return the next usable example.
+
+        Raises:
+            ValueError: a whole epoch holds none.
+        """
         for _ in range(2 * self.rows):
             row = self._row(self.position)
             self.position += 1
-            which = int(np.searchsorted(self._starts, row, side="right")) - 1
-            example = self.sources[which].get(row - int(self._starts[which]))
+            source = int(np.searchsorted(self._starts, row, side="right")) - 1
+            example = self.sources[source].get(row - int(self._starts[source]))
             if example is not None:
                 return example
-        raise ValueError(f"data.sources: a whole epoch of '{self.sources[0].name}' held nothing to learn from")
+        raise ValueError(
+            f"data.sources: a whole epoch of '{self.sources[0].name}' held nothing to learn from; repair its rows, or "
+            "leave it out"
+        )
 
     def _row(self, position: int) -> int:
         epoch, index = divmod(position, self.rows)
@@ -180,9 +194,9 @@ class Stream:
 
 
 def largest_remainder(quotas: NDArray[np.float64], k: int, owed: NDArray[np.float64]) -> NDArray[np.int64]:
-    """k in whole parts: each quota rounded down, what is left over one each to those who are owed most beyond it.
+    """Split k into whole parts: round each quota down, then give one each to those who are owed most beyond that.
 
-    quotas [n] sum to k; owed [n]. Ties go to the first.
+    quotas [n] sum to k; owed [n]. Ties go to the first. Return the parts, [n].
     """
     floors = np.floor(quotas + 1e-9).astype(np.int64)
     left = k - int(floors.sum())

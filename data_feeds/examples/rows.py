@@ -1,7 +1,7 @@
-"""A row of a file as what is learned from it: a prompt, and one response to it or two.
+"""Parse a row into a prompt and one or two responses to it.
 
-Three kinds of rows, by what the method learns from: demonstrations (a response to repeat), pairs (a chosen and a rejected
-response) and labels (a response and whether it is desirable).
+There are three kinds of rows, by what the method learns from: demonstrations (a response to imitate), pairs (a chosen
+and a rejected response) and labels (a response and whether it is desirable).
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from data_feeds.reading.sources import chat_messages, nearest_name, prompt_messa
 Kind = Literal["demonstrations", "pairs", "labels"]
 Messages = list[dict[str, Any]]
 
-# Types of parquet files and data sets that hold neither text nor messages.
+# These column types, of parquet files and data sets, hold neither text nor messages; the second ones hold no label.
 _NO_TEXT = re.compile(r"^(?:Value\(')?(?:u?int|float|double|half|bool|timestamp|date|time|decimal|null)")
 _NO_LABEL = re.compile(r"^(?:Value\(')?(?:string|large_string|float|double|half|timestamp|date|time|null)")
 
 
 @dataclass(frozen=True)
 class ExampleRow:
-    """What is learned from one row."""
+    """A row that was parsed."""
 
-    prompt: Messages  # what all responses follow, system prompt included
+    prompt: Messages  # the messages before the responses, system prompt included
     responses: tuple[Messages, ...]  # one, or chosen and rejected; each begins with the assistant's message
-    label: bool | None = None  # of labelled responses: whether it is desirable
+    label: bool | None = None  # whether a labelled response is desirable
     columns: Columns = field(default_factory=dict)  # the row's other columns
 
 
 def check_columns(rows: Rows, source: Source, kind: Kind, key: str) -> None:
-    """Raise ValueError when the source cannot hold this kind of rows, before any is read. `key` is data.sources.0."""
+    """Raise ValueError when the source cannot hold this kind of rows. No row is read. `key` is data.sources.0, say."""
     if kind == "demonstrations" and source.messages_column is None and source.answer_column is None:
         raise ValueError(f"{key}.answer_column: demonstrations need an answer; name its column, or a messages_column")
     if rows.columns is None:
@@ -59,7 +59,10 @@ def _no_column(where: str, column: str, names: list[str], key: str) -> str:
 
 
 def _needed(source: Source, kind: Kind) -> list[tuple[str, str]]:
-    """Keys and the columns they name that every row has; pairs and labels need a prompt only beside bare responses."""
+    """Return the columns that every row must have, each after the key that names it.
+
+    Pairs and labels need a prompt column only when their responses are not whole chats.
+    """
     if kind == "pairs":
         return [("chosen_column", source.chosen_column), ("rejected_column", source.rejected_column)]
     if kind == "labels":
@@ -70,7 +73,11 @@ def _needed(source: Source, kind: Kind) -> list[tuple[str, str]]:
 
 
 def parse_row(row: Columns, source: Source, kind: Kind, system_prompt: str | None, where: str) -> ExampleRow:
-    """Raises ValueError, beginning with `where`, when the row is no such example."""
+    """Parse a row of the given kind. `where` names the row in messages.
+
+    Raises:
+        ValueError: the row is no example of this kind.
+    """
     for name, column in _needed(source, kind):
         if column not in row:
             raise ValueError(_no_column(where, column, list(row), name))
@@ -97,7 +104,7 @@ def parse_row(row: Columns, source: Source, kind: Kind, system_prompt: str | Non
 
 
 def _answer(cell: Any, column: str, where: str) -> Messages:
-    """A bare response: text, or messages that begin with the assistant's."""
+    """Return a response that is no whole chat: text, or messages that begin with the assistant's."""
     if isinstance(cell, str):
         if not cell.strip():
             raise ValueError(f"{where}: column '{column}' is empty: there is nothing to learn")
@@ -109,7 +116,7 @@ def _answer(cell: Any, column: str, where: str) -> Messages:
 
 
 def _chat(cell: Any, column: str, where: str) -> tuple[Messages, Messages]:
-    """A whole chat, cut before the assistant's first turn."""
+    """Return a whole chat in two parts, cut before the assistant's first turn."""
     if isinstance(cell, str):
         raise ValueError(f"{where}: column '{column}' is text; it must be a list of chat messages")
     messages = chat_messages(cell, column, where)
@@ -120,12 +127,12 @@ def _chat(cell: Any, column: str, where: str) -> tuple[Messages, Messages]:
 
 
 def _is_chat(cell: Any) -> bool:
-    """Whether a response is a whole chat: messages that do not begin with the assistant's."""
+    """Return whether a response is a whole chat, that is, messages that do not begin with the assistant's."""
     return isinstance(cell, list) and bool(cell) and isinstance(cell[0], dict) and cell[0].get("role") != "assistant"
 
 
 def _continued(row: Columns, column: str, source: Source, where: str) -> tuple[Messages, Messages]:
-    """Prompt and response: of a whole chat the assistant's last turn, otherwise what follows the prompt column."""
+    """Return prompt and response. The response of a whole chat is the assistant's last turn."""
     if _is_chat(row[column]):
         messages = chat_messages(row[column], column, where)
         if messages[-1]["role"] != "assistant":
@@ -133,8 +140,8 @@ def _continued(row: Columns, column: str, source: Source, where: str) -> tuple[M
         return messages[:-1], messages[-1:]
     if source.prompt_column not in row:
         raise ValueError(
-            f"{where}: there is no column '{source.prompt_column}' (prompt_column), which a response that is no whole chat "
-            f"needs; {nearest_name(source.prompt_column, list(row))}"
+            f"{where}: there is no column '{source.prompt_column}' (prompt_column), which is needed because the "
+            f"response is no whole chat; {nearest_name(source.prompt_column, list(row))}"
         )
     prompt = prompt_messages(row[source.prompt_column], source.prompt_column, where)
     return prompt, _answer(row[column], column, where)
@@ -144,7 +151,7 @@ def _pair(row: Columns, source: Source, where: str) -> tuple[Messages, tuple[Mes
     chosen, rejected = row[source.chosen_column], row[source.rejected_column]
     names = f"'{source.chosen_column}' and '{source.rejected_column}'"
     if _is_chat(chosen) != _is_chat(rejected):
-        raise ValueError(f"{where}: of {names} one is a whole chat and the other is not")
+        raise ValueError(f"{where}: of {names} one is a whole chat and the other is not; make both alike")
     if _is_chat(chosen):
         a = chat_messages(chosen, source.chosen_column, where)
         b = chat_messages(rejected, source.rejected_column, where)
@@ -157,7 +164,7 @@ def _pair(row: Columns, source: Source, where: str) -> tuple[Messages, tuple[Mes
         raise ValueError(f"{where}: {names} are the same: there is nothing to prefer")
     for part in pair:
         if not part or part[0]["role"] != "assistant":
-            raise ValueError(f"{where}: {names} must part at an assistant's message, and differ in no other before it")
+            raise ValueError(f"{where}: the first messages of {names} that differ must be the assistant's")
     return prompt, pair
 
 

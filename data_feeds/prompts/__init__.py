@@ -1,1 +1,1 @@
-"""Training and held-out prompts: read, split, rendered, and drawn in a repeatable order."""
+"""This room reads, splits and renders training and held-out prompts, and draws them in a repeatable order."""

@@ -1,4 +1,4 @@
-"""The prompts of a job: read, rid of duplicates, given the system prompt, and split so that nothing held out leaks."""
+"""Read the prompts of a job, drop duplicates, add the system prompt, and split them so that no held-out one leaks."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from data_feeds.chat.template import render_chat
 from data_feeds.reading.sources import Row, read_source, source_seed, unique_names
 from records.rollout import Prompt
 
-# Signs are left out on purpose: 2 - 7 and 7 - 2 are twins too.
+# Signs are left out on purpose, so that 2 - 7 and 7 - 2 have the same key.
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 
 
 @dataclass(frozen=True)
 class PromptSets:
-    """What a job asks, and what was left out on the way."""
+    """The prompts of a job, and how many rows were left out."""
 
     train: list[Prompt]
     heldout: list[Prompt]  # in random order: the first n are a fair sample of all sources
     duplicates: int  # rows with the messages of an earlier row
     too_long: int  # rows above data.max_prompt_tokens
-    leaks: int  # training rows removed because heldout_sources asks them too (by data.split_by)
+    leaks: int  # training rows removed because heldout_sources holds them too (by data.split_by)
 
     def part(self, name: Literal["heldout", "train", "all"]) -> list[Prompt]:
-        """One side of the split, or both."""
+        """Return one side of the split, or both."""
         return {"heldout": self.heldout, "train": self.train, "all": [*self.train, *self.heldout]}[name]
 
     def __str__(self) -> str:
@@ -42,11 +42,11 @@ class PromptSets:
 
 
 def load_prompts(data: Data, tokenizer: Any) -> PromptSets:
-    """Read all sources and split them. Depends on `data` and the tokenizer only, never on the run's seed.
+    """Read all sources and split them. The result depends on `data` and the tokenizer alone, never on the run's seed.
 
     Raises:
-        ValueError: a source is wrong (see data_feeds/reading/sources.py), the tokenizer has no chat template, or one side of
-            the split is empty; the message names the key and the way out.
+        ValueError: a source is wrong (see data_feeds/reading/sources.py), the tokenizer has no chat template, or one
+            side of the split is empty.
     """
     reader = _Reader(data, tokenizer)
     if any(source.weight != 1 for source in [*data.sources, *data.heldout_sources]):
@@ -54,23 +54,24 @@ def load_prompts(data: Data, tokenizer: Any) -> PromptSets:
     train = reader.read(data.sources, "sources")
     if not data.heldout_sources:
         train, heldout = _split(train, data)
-        return PromptSets(train, _mixed(heldout, data), reader.duplicates, reader.too_long, 0)
-    heldout = _mixed(reader.read(data.heldout_sources, "heldout_sources"), data)
-    asked = {split_key(p, data.split_by) for p in heldout}
-    kept = [p for p in train if split_key(p, data.split_by) not in asked]
-    if not kept:
+        return PromptSets(train, _shuffled(heldout, data), reader.duplicates, reader.too_long, 0)
+    heldout = _shuffled(reader.read(data.heldout_sources, "heldout_sources"), data)
+    heldout_keys = {split_key(p, data.split_by) for p in heldout}
+    without_leaks = [p for p in train if split_key(p, data.split_by) not in heldout_keys]
+    if not without_leaks:
         raise ValueError(
             f"data.sources: all {len(train)} training prompts are also in data.heldout_sources (by data.split_by: "
             f"{data.split_by}); hold out other rows, or leave heldout_sources out and use data.heldout_fraction"
         )
-    return PromptSets(kept, heldout, reader.duplicates, reader.too_long, len(train) - len(kept))
+    leaks = len(train) - len(without_leaks)
+    return PromptSets(without_leaks, heldout, reader.duplicates, reader.too_long, leaks)
 
 
 def split_key(prompt: Prompt, split_by: str) -> str:
-    """What must not be on both sides of the split, as text.
+    """Return a text such that prompts with the same one are on the same side of the split.
 
-    `row`: the messages and images; `prompt`: the question's text without case and spacing; `unordered_numbers`: the
-    sorted numbers of the question, or its text where it has none.
+    For `row` it holds the messages and images; for `prompt` the question's text without case and spacing; for
+    `unordered_numbers` the sorted numbers of the question, or its text where it has none.
     """
     if split_by == "row":
         return _identity(prompt.messages, prompt.images)
@@ -85,7 +86,7 @@ def split_key(prompt: Prompt, split_by: str) -> str:
 
 
 def question_text(messages: Iterable[dict[str, Any]]) -> str:
-    """All text of the messages but the system's."""
+    """Return all text of the messages but the system's."""
     parts: list[str] = []
     for message in messages:
         if message["role"] == "system":
@@ -93,13 +94,13 @@ def question_text(messages: Iterable[dict[str, Any]]) -> str:
         content = message["content"]
         if isinstance(content, str):
             parts.append(content)
-        else:  # a list of typed parts, as vision-language templates take it
+        else:  # vision-language templates take a list of typed parts
             parts += [str(part.get("text", "")) for part in content if part.get("type") == "text"]
     return "\n".join(parts)
 
 
 class _Reader:
-    """Reads lists of sources into prompts, counting what it leaves out."""
+    """Read lists of sources into prompts, and count the rows that are left out."""
 
     def __init__(self, data: Data, tokenizer: Any) -> None:
         self.data = data
@@ -109,7 +110,7 @@ class _Reader:
         self._names = iter(unique_names([*data.sources, *data.heldout_sources]))
 
     def read(self, sources: list[Source], key: str) -> list[Prompt]:
-        """Prompts of all sources of one list, without exact repeats."""
+        """Return the prompts of all sources of one list, without exact duplicates."""
         prompts: list[Prompt] = []
         seen: set[str] = set()
         shortest = None
@@ -146,8 +147,10 @@ class _Reader:
 
 
 def _split(prompts: list[Prompt], data: Data) -> tuple[list[Prompt], list[Prompt]]:
-    """Hold out `heldout_fraction` of the keys, rounded. Keys are ordered by a seeded hash, so that a row more or less
-    moves few others."""
+    """Hold out `heldout_fraction` of the keys, rounded.
+
+    Keys are ordered by a seeded hash, so that a row more or less moves few others to the other side.
+    """
     keys = [split_key(p, data.split_by) for p in prompts]
     order = sorted(set(keys), key=lambda key: (_hash(f"{data.split_seed}\n{key}"), key))
     count = round(data.heldout_fraction * len(order))
@@ -157,13 +160,13 @@ def _split(prompts: list[Prompt], data: Data) -> tuple[list[Prompt], list[Prompt
             f"data.heldout_fraction: {data.heldout_fraction} of {len(order)} split keys (data.split_by: "
             f"{data.split_by}) leaves the {side} set empty; give more rows, another fraction, or data.heldout_sources"
         )
-    held = set(order[:count])
-    train = [p for p, key in zip(prompts, keys, strict=True) if key not in held]
-    return train, [p for p, key in zip(prompts, keys, strict=True) if key in held]
+    heldout_keys = set(order[:count])
+    train = [p for p, key in zip(prompts, keys, strict=True) if key not in heldout_keys]
+    return train, [p for p, key in zip(prompts, keys, strict=True) if key in heldout_keys]
 
 
-def _mixed(prompts: list[Prompt], data: Data) -> list[Prompt]:
-    """In seeded random order, so that the first n are a fair sample of all sources."""
+def _shuffled(prompts: list[Prompt], data: Data) -> list[Prompt]:
+    """Return the prompts in a seeded random order, so that the first n are a fair sample of all sources."""
     return sorted(prompts, key=lambda p: _hash(f"{data.split_seed}\n{p.prompt_id}"))
 
 

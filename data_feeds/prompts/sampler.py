@@ -1,4 +1,4 @@
-"""Which prompts are asked next. A sampler is one small object; curricula and mixtures are others like it."""
+"""A sampler decides which prompts come next. It is one small object; a curriculum would be another one."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from records.rollout import Group, Prompt
 
 
 class PromptSampler(Protocol):
-    """What the loop asks of a sampler."""
+    """The interface of a sampler, as the loop uses it."""
 
     def next(self, k: int) -> list[Prompt]:
-        """The next k prompts."""
+        """Return the next k prompts."""
         ...
 
     def observe(self, groups: Sequence[Group]) -> None:
-        """What came of prompts asked earlier; difficulty samplers learn from it."""
+        """Learn from the groups of earlier prompts, as a sampler by difficulty does."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a resumed run needs, as JSON can hold it."""
+        """Return all that a resumed run needs, in values that fit into JSON."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class ShuffledPrompts:
-    """Epochs without replacement: each is a permutation that is a pure function of (seed, epoch).
+    """Draw prompts in epochs without replacement. An epoch's order depends on (seed, epoch) alone.
 
-    With `retire_pass_rate`, a prompt whose last group passed (reward >= pass_threshold) at least that often is passed
-    over from then on (ScaleRL, arXiv 2510.13786). When fewer than `prompts_per_step` are left, all come back.
+    With `retire_pass_rate`, a prompt is skipped once at least this share of its last group passed (reward >=
+    pass_threshold), after ScaleRL, arXiv 2510.13786. When fewer than `prompts_per_step` are left, all come back.
     """
 
     def __init__(
@@ -41,23 +41,23 @@ class ShuffledPrompts:
         prompts_per_step: int = 1,
     ) -> None:  # fmt: skip
         if not prompts:
-            raise ValueError("there is no prompt to ask: the training set is empty (data.sources)")
+            raise ValueError("data.sources: the training set is empty; give more rows")
         assert prompts_per_step >= 1
         self.prompts = list(prompts)
         self.seed = seed
         self.retire_pass_rate, self.pass_threshold = retire_pass_rate, pass_threshold
         self.prompts_per_step = prompts_per_step
-        self.position = 0  # places of the epochs' permutations handed out or passed over since the run began
-        self.retired: set[str] = set()  # ids of prompts that are passed over
-        self._order: tuple[int, list[int]] = (-1, [])  # the epoch held and its permutation
+        self.position = 0  # places of the epochs' permutations that were drawn or skipped since the run began
+        self.retired: set[str] = set()  # ids of the prompts that are skipped
+        self._order: tuple[int, list[int]] = (-1, [])  # an epoch and its permutation
 
     @property
     def epoch(self) -> int:
-        """Whole passes over the prompts so far."""
+        """Return the number of whole passes over the prompts so far."""
         return self.position // len(self.prompts)
 
     def next(self, k: int) -> list[Prompt]:
-        """The next k prompts that are not retired; a batch may span two epochs and then hold a prompt twice."""
+        """Return the next k prompts that are not retired. A batch across two epochs may hold a prompt twice."""
         assert k >= 0
         batch: list[Prompt] = []
         while len(batch) < k:
@@ -68,7 +68,7 @@ class ShuffledPrompts:
         return batch
 
     def observe(self, groups: Sequence[Group]) -> None:
-        """Retire prompts that pass often enough; groups without a scored response say nothing."""
+        """Retire prompts whose groups pass often enough, and bring back others. Groups without a score are ignored."""
         if self.retire_pass_rate is None:
             return
         for group in groups:
@@ -89,12 +89,15 @@ class ShuffledPrompts:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken.
+        """Continue where `state` was taken.
 
-        Raises ValueError when it was taken over other prompts or another seed: the order would silently differ.
+        Raises:
+            ValueError: the state belongs to other prompts or another seed, so the order would silently differ.
         """
         if state["seed"] != self.seed:
-            raise ValueError(f"resume: prompts were ordered with run.seed {state['seed']}, the config says {self.seed}")
+            raise ValueError(
+                f"resume: prompts were ordered with run.seed {state['seed']}, the config says {self.seed}; set it back"
+            )
         if state["prompts"] != self._fingerprint():
             raise ValueError("resume: the training prompts differ from those of the checkpoint; restore the data block")
         self.position = int(state["position"])

@@ -1,1 +1,1 @@
-"""Rows of files, data sets and generators."""
+"""This room reads the rows of files, data sets and generators."""

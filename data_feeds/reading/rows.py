@@ -1,7 +1,7 @@
-"""Rows that stay on disk: any one by its number, or all in order, in bounded memory.
+"""Read rows that stay on disk, one by its number or all in order, in bounded memory.
 
-A JSON file is mapped, with the places of its lines held (16 bytes each). A parquet file, whose rows cannot be reached one by
-one, is copied once into an Arrow file that is mapped. A Hugging Face data set is mapped by its own library.
+A JSON file is mapped into memory, with an index of its lines (16 bytes each). Single rows of a parquet file cannot be
+reached, so it is copied once into an Arrow file that is mapped. A Hugging Face data set is mapped by its own library.
 """
 
 from __future__ import annotations
@@ -25,27 +25,31 @@ BATCH_ROWS = 1000
 
 
 class Rows(Protocol):
-    """Rows of one source."""
+    """The rows of one source."""
 
-    columns: dict[str, str] | None  # names and types where the format knows them; None: each row has its own
+    columns: dict[str, str] | None  # the types by name where the format knows them; None when each row has its own
 
     def __len__(self) -> int: ...
 
     def read(self, index: int) -> Columns:
-        """Row `index` (0-based). Raises ValueError, naming the row, when it cannot be read."""
+        """Return row `index` (0-based).
+
+        Raises:
+            ValueError: the row cannot be read; the message names it.
+        """
         ...
 
     def where(self, index: int) -> str:
-        """The row in words, for messages: the file and the 1-based row or line."""
+        """Name the row for messages: the file and the 1-based row or line."""
         ...
 
     def all(self) -> Iterator[Columns | ValueError]:
-        """Every row in order, or why it cannot be read."""
+        """Yield every row in order; for a row that cannot be read, yield the ValueError that says why."""
         ...
 
 
 class JsonRows:
-    """A file with a JSON object per line. Empty lines are no rows. A .gz file is unpacked to a temporary file."""
+    """A file with one JSON object per line. Empty lines are no rows. A .gz file is unpacked into a temporary file."""
 
     columns: dict[str, str] | None = None
 
@@ -91,13 +95,13 @@ class JsonRows:
             ) from error
         if not isinstance(row, dict):
             raise ValueError(
-                f"{self.where(index)}: every line must be a JSON object of its own, this one is a {type(row).__name__}"
+                f"{self.where(index)}: every line must be a JSON object, but this one is a {type(row).__name__}"
             )
         return row
 
 
 class ParquetRows:
-    """A parquet file, through a mapped Arrow copy in `cache_dir` that all processes of a machine share."""
+    """A parquet file, read through a mapped Arrow copy in `cache_dir` that all processes of a machine share."""
 
     def __init__(self, path: Path, cache_dir: Path) -> None:
         import pyarrow
@@ -113,8 +117,8 @@ class ParquetRows:
         except (pyarrow.ArrowException, OSError) as error:
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
                 raise ValueError(
-                    f"data file {path}: its mapped copy cannot be written into {cache_dir}: {said(error)}; set "
-                    "data.cache_dir of a supervised job, or TMPDIR"
+                    f"data file {path}: its Arrow copy cannot be written into {cache_dir}: {said(error)}; set "
+                    "data.cache_dir (in a supervised job) or TMPDIR to a folder with space"
                 ) from error
             raise ValueError(f"data file {path}: it is not readable as parquet: {said(error)}") from error
         reader = ipc.open_file(pyarrow.memory_map(str(copy)))
@@ -130,8 +134,8 @@ class ParquetRows:
         return f"{self.path} row {index + 1}"
 
     def read(self, index: int) -> Columns:
-        which = bisect_right(self._starts, index) - 1
-        return dict(self._batches[which].slice(index - self._starts[which], 1).to_pylist()[0])
+        batch = bisect_right(self._starts, index) - 1
+        return dict(self._batches[batch].slice(index - self._starts[batch], 1).to_pylist()[0])
 
     def all(self) -> Iterator[Columns | ValueError]:
         for batch in self._batches:
@@ -163,7 +167,6 @@ class DatasetRows:
 
 
 def _load_dataset(name: str, split: str, subset: str | None, revision: str | None) -> Any:
-    """Raises ValueError with the way out."""
     import datasets
 
     folder = Path(name)
@@ -182,21 +185,21 @@ def _load_dataset(name: str, split: str, subset: str | None, revision: str | Non
 
 
 def cache_folder(cache_dir: str | None) -> Path:
-    """Where mapped copies are kept: the given folder, or one of this user's in the system's temporary folder."""
+    """Return the folder for Arrow copies: the given one, or one of this user's in the system's temporary folder."""
     if cache_dir is not None:
         return Path(cache_dir)
     return Path(tempfile.gettempdir()) / f"feynrl_rows_{os.getuid()}"
 
 
 def _copy_path(path: Path, cache_dir: Path) -> Path:
-    """Depends on the file's path, size and time of change: a changed file gets a new copy."""
+    """Return the path of a file's copy. It depends on path, size and time of change: a changed file gets a new copy."""
     stat = path.stat()
     key = f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
     return cache_dir / f"{path.stem}_{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}.arrow"
 
 
 def _write_arrow(file: Any, copy: Path) -> None:
-    """Copy batch by batch; the copy appears complete or not at all, whoever else writes it."""
+    """Copy batch by batch. The copy appears complete or not at all, even when several processes write it."""
     from pyarrow import ipc
 
     copy.parent.mkdir(parents=True, exist_ok=True)
@@ -212,7 +215,7 @@ def _write_arrow(file: Any, copy: Path) -> None:
 
 
 def _unpacked(path: Path) -> Any:
-    """The file opened for reading; a .gz one as a temporary file that goes away when it is closed."""
+    """Open the file for reading; a .gz file is unpacked into a temporary one that disappears when it is closed."""
     if path.suffix.lower() != ".gz":
         return path.open("rb")
     plain = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
@@ -227,5 +230,5 @@ def _unpacked(path: Path) -> Any:
 
 
 def said(error: Exception) -> str:
-    """What an error says, or its type when it says nothing."""
+    """Return the text of an error, or its type when it has no text."""
     return str(error).strip() or type(error).__name__

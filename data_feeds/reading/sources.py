@@ -1,6 +1,6 @@
-"""Rows of a data source, from a file, a data set or a reasoning_gym generator, each ready to become a prompt.
+"""Read the rows of a source: a file, a data set or a reasoning_gym generator.
 
-Everything a user can get wrong in a data file ends in a ValueError with the file, the row and the way out.
+Every mistake in a data file ends in a ValueError that names the file and the row and says what to do.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from data_feeds.reading.rows import Columns, DatasetRows, JsonRows, ParquetRows,
 
 @dataclass(frozen=True)
 class Row:
-    """One row before it is a prompt; `where` names it in messages to the user (file and 1-based row)."""
+    """One row that is ready to become a prompt."""
 
     index: int  # 0-based row in the source
-    where: str
+    where: str  # its name in messages: the file and the 1-based row
     messages: list[dict[str, Any]]
     answer: Any
     columns: dict[str, Any] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class Row:
 
 
 def source_name(source: Source) -> str:
-    """The task's or data set's name, or the file's without its ending."""
+    """Return the name of the task or data set, or the file's name without its ending."""
     if source.file is not None:
         name = Path(source.file).name
         return name.removesuffix(".gz").rpartition(".")[0] if "." in name else name
@@ -38,10 +38,12 @@ def source_name(source: Source) -> str:
 
 
 def open_rows(source: Source, seed: int, key: str, cache_dir: str | None = None) -> Rows:
-    """The rows of a source. `seed` is that of generated rows; files do not use it. `key` is where the source stands in the
-    configuration (data.sources.0), for messages.
+    """Open the rows of a source.
 
-    Raises ValueError as the module says, when there is no such file or nothing in it.
+    `seed` is used by generated rows only. `key` is the source's place in the configuration, such as data.sources.0.
+
+    Raises:
+        ValueError: there is no such source, or it holds no row.
     """
     if source.reasoning_gym is not None:
         return GeneratedRows(source, seed, key)
@@ -56,12 +58,16 @@ def open_rows(source: Source, seed: int, key: str, cache_dir: str | None = None)
         is_parquet = path.suffix.lower() == ".parquet"
         rows = ParquetRows(path, cache_folder(cache_dir)) if is_parquet else JsonRows(path)
     if not len(rows):
-        raise ValueError(f"{what}: it holds no row")
+        raise ValueError(f"{what}: it holds no row; give {key} other data")
     return rows
 
 
 def read_source(source: Source, seed: int, key: str) -> Iterator[Row]:
-    """Rows of a source in order, as prompts of reinforcement learning. Raises ValueError as the module says."""
+    """Yield the rows of a source in order, ready to become prompts of reinforcement learning.
+
+    Raises:
+        ValueError: the source cannot be opened, a row cannot be read, or it holds no prompt.
+    """
     rows = open_rows(source, seed, key)
     if rows.columns is not None:
         _check_columns(source, rows.where(0).rpartition(" row ")[0], list(rows.columns))
@@ -79,7 +85,7 @@ def read_source(source: Source, seed: int, key: str) -> Iterator[Row]:
 
 
 class GeneratedRows:
-    """Rows of a reasoning_gym generator, made when asked for; row i is a function of (seed, i)."""
+    """Rows of a reasoning_gym generator, made when they are read. Row i depends on (seed, i) alone."""
 
     def __init__(self, source: Source, seed: int, key: str) -> None:
         self._source, self._key = source, key
@@ -100,7 +106,8 @@ class GeneratedRows:
             entry = self._data[index]
         except Exception as error:
             raise ValueError(
-                f"{self._key}.params: {name}: generating row {index + 1} failed: {said(error)}; they are {params}"
+                f"{self._key}.params: {name}: row {index + 1} could not be generated: {said(error)}; change the "
+                f"params, which are {params}"
             ) from error
         return {
             self._source.prompt_column: entry["question"],
@@ -112,7 +119,7 @@ class GeneratedRows:
 
     def all(self) -> Iterator[Columns | ValueError]:
         for index in range(len(self)):
-            yield self.read(index)  # a generator that fails is a wrong setting, never a bad row
+            yield self.read(index)  # an error here is a wrong setting and never a bad row, so it is raised
 
 
 def _make_generator(name: str, params: dict[str, Any], size: int, seed: int, key: str) -> Any:
@@ -136,16 +143,16 @@ def _make_generator(name: str, params: dict[str, Any], size: int, seed: int, key
         raise ValueError(f"{key}.params: {name}: bad params {params}: {said(error)}") from error
 
 
-def _wanted(source: Source) -> list[tuple[str, str]]:
-    """Columns the file must have, with the key that names each."""
-    wanted = [("prompt_column", source.prompt_column)]
+def _required_columns(source: Source) -> list[tuple[str, str]]:
+    """Return the columns that the source must have, each after the key that names it."""
+    required = [("prompt_column", source.prompt_column)]
     if source.answer_column is not None:
-        wanted.append(("answer_column", source.answer_column))
-    return wanted
+        required.append(("answer_column", source.answer_column))
+    return required
 
 
 def _check_columns(source: Source, where: str, names: list[str]) -> None:
-    for key, column in _wanted(source):
+    for key, column in _required_columns(source):
         if column not in names:
             way = f"set data.sources[].{key}"
             if key == "answer_column":
@@ -154,7 +161,7 @@ def _check_columns(source: Source, where: str, names: list[str]) -> None:
 
 
 def prompt_messages(cell: Any, column: str, where: str) -> list[dict[str, Any]]:
-    """A prompt cell as chat messages that end before the assistant's turn."""
+    """Return a prompt cell as chat messages that end before the assistant's turn."""
     if isinstance(cell, str) and cell.strip():
         return [{"role": "user", "content": cell}]
     messages = chat_messages(cell, column, where)
@@ -164,7 +171,7 @@ def prompt_messages(cell: Any, column: str, where: str) -> list[dict[str, Any]]:
 
 
 def chat_messages(cell: Any, column: str, where: str) -> list[dict[str, Any]]:
-    """A cell as a list of chat messages, whoever has the last word; only a message that calls tools may lack content."""
+    """Return a cell as chat messages, whoever speaks last. Only a message that calls tools may lack content."""
     if not isinstance(cell, list) or not cell:
         what = "empty" if cell is None or cell == [] or isinstance(cell, str) else f"a {type(cell).__name__}"
         raise ValueError(f"{where}: column '{column}' is {what}; it must be text or a list of chat messages")
@@ -177,31 +184,34 @@ def chat_messages(cell: Any, column: str, where: str) -> list[dict[str, Any]]:
             raise ValueError(
                 f"{where}: column '{column}': a role is text, content is text or a list of parts, not {_short(message)}"
             )
-    # Parquet gives every message every field that any message has; empty ones were never there.
+    # Parquet gives every message every field that any message has; the empty ones were not in the data.
     return [{key: value for key, value in message.items() if value is not None} for message in cell]
 
 
 def unique_names(sources: Sequence[Source]) -> list[str]:
-    """A name for each source; the second of a name is name#2."""
+    """Return a name for each source; the second source with the same name becomes name#2."""
     names = [source_name(source) for source in sources]
     return [n if not (k := names[:i].count(n)) else f"{n}#{k + 1}" for i, n in enumerate(names)]
 
 
 def source_seed(split_seed: int, key: str, index: int) -> int:
-    """Seed of generated rows. reasoning_gym makes row i from seed + i: neighbouring seeds would repeat each other's rows."""
+    """Return the seed of a source's generated rows.
+
+    reasoning_gym makes row i from seed + i, so sources with neighbouring seeds would repeat each other's rows.
+    """
     return int(hashlib.blake2b(f"{split_seed} {key} {index}".encode(), digest_size=16).hexdigest()[:7], 16)
 
 
 def nearest_name(name: str, names: list[str]) -> str:
-    """For messages: the name that was most likely meant, and all there are."""
+    """Return a hint for a message: the name that was most likely meant, and all names."""
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'? " if near else ""
     return f"{hint}there are: {', '.join(names) or 'none'}"
 
 
 def _near_file(path: Path) -> str:
-    beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-    near = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.6)
+    siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, siblings, n=1, cutoff=0.6)
     return f"; did you mean {path.parent / near[0]}?" if near else f" (looked from {Path.cwd().name}/)"
 
 

@@ -109,7 +109,7 @@ def test_a_long_chat_takes_a_handful_of_renderings(family: Family, monkeypatch: 
     monkeypatch.setattr(turn_spans, "render_text", counted)
     text, turns = turn_spans.find_turns(family.tokenizer(), messages)
     assert len(turns) == 40 and len(renderings) <= 12
-    monkeypatch.setattr(turn_spans, "MANY", 1000)
+    monkeypatch.setattr(turn_spans, "MANY_TURNS", 1000)
     assert turn_spans.find_turns(family.tokenizer(), messages) == (text, turns), "turn by turn says the same"
 
 
@@ -134,7 +134,7 @@ def test_thoughts_that_the_template_drops_are_not_passed_over_in_silence() -> No
 @pytest.mark.parametrize(
     ("template", "texts", "said"),
     [
-        (CHATML.replace("assistant\\n' }}", "assistant\\n<think>' }}"), SINGLE, "asks for message 2 with '<think>'"),
+        (CHATML.replace("assistant\\n' }}", "assistant\\n<think>' }}"), SINGLE, "opens message 2 with '<think>'"),
         (
             CHATML.replace(
                 "{%- if add", "{%- if messages[-1].role == 'assistant' %}{{ '<end>' }}{% endif %}{%- if add"

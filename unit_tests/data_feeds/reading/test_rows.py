@@ -61,7 +61,7 @@ def test_a_copy_that_cannot_be_made_leaves_nothing(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(rows.os, "replace", full)
     with pytest.raises(
         ValueError,
-        match=r"a.parquet: its mapped copy cannot be written into .*cache: .*No space left.*set data.cache_dir",
+        match=r"a.parquet: its Arrow copy cannot be written into .*cache: .*No space left.*set data.cache_dir",
     ):
         ParquetRows(tmp_path / "a.parquet", tmp_path / "cache")
     assert not list((tmp_path / "cache").iterdir())
