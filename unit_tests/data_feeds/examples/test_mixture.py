@@ -201,7 +201,7 @@ def test_what_would_silently_change_the_order_is_refused() -> None:
 
 
 def test_sources_that_hold_nothing_are_refused() -> None:
-    with pytest.raises(ValueError, match="data.sources: the training set is empty"):
+    with pytest.raises(ValueError, match=r"data\.sources: the training set is empty"):
         mixed([0])
     with pytest.raises(ValueError, match="'s1' has no row left to learn from"):
         mixed([3, 0])

@@ -154,7 +154,11 @@ BAD: list[tuple[Kind, Any, str]] = [
     ("pairs", {"chosen": "b", "rejected": "c"}, "no column 'prompt'.*no whole chat"),
     ("pairs", {"prompt": "a", "chosen": "b", "rejected": "b"}, "are the same: there is nothing to prefer"),
     ("pairs", {"prompt": "a", "chosen": "b", "rejected": None}, "column 'rejected' is empty"),
-    ("pairs", {"chosen": [user("a"), said("b")], "rejected": [user("x"), said("b")]}, "that differ must be the assistant's"),
+    (
+        "pairs",
+        {"chosen": [user("a"), said("b")], "rejected": [user("x"), said("b")]},
+        "that differ must be the assistant's",
+    ),
     ("pairs", {"chosen": [user("a"), said("b")], "rejected": "c"}, "one is a whole chat and the other is not"),
     ("pairs", {"chosen": [user("a"), said("b")], "rejected": [user("a")]}, "that differ must be the assistant's"),
     ("labels", {"prompt": "a", "response": "b", "label": "yes"}, "column 'label' is 'yes'; a label is true or false"),
