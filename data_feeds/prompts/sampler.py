@@ -51,11 +51,6 @@ class ShuffledPrompts:
         self.retired: set[str] = set()  # ids of the prompts that are skipped
         self._order: tuple[int, list[int]] = (-1, [])  # an epoch and its permutation
 
-    @property
-    def epoch(self) -> int:
-        """Return the number of whole passes over the prompts so far."""
-        return self.position // len(self.prompts)
-
     def next(self, k: int) -> list[Prompt]:
         """Return the next k prompts that are not retired. A batch across two epochs may hold a prompt twice."""
         assert k >= 0

@@ -27,18 +27,14 @@ class DeviceSpec:
     gpus: int
 
 
-def resolve(device: str = "auto", attention: str | None = None) -> DeviceSpec:
+def resolve(device: str = "auto") -> DeviceSpec:
     """Turn the configured device ("auto", "cpu", "cuda") into what to use on this machine.
 
-    `attention` overrides the device's own choice: feynrl_flex (compiled, CUDA only) or feynrl_buckets (everywhere).
-
     Raises:
-        ValueError: `device` or `attention` is none of these names, or "cuda" is asked for and there is no GPU.
+        ValueError: `device` is none of these names, or "cuda" is asked for and there is no GPU.
     """
     if device not in ("auto", "cpu", "cuda"):
         raise ValueError(f"model.device '{device}' is not one of auto, cpu, cuda")
-    if attention not in (None, BUCKETS, FLEX):
-        raise ValueError(f"attention '{attention}' is not one of {BUCKETS}, {FLEX}")
     import torch  # late: the environment of `environment_for_trainer` must be set before torch is imported
 
     gpus = torch.cuda.device_count()
@@ -46,8 +42,8 @@ def resolve(device: str = "auto", attention: str | None = None) -> DeviceSpec:
         raise ValueError("model.device is cuda, but this machine has no CUDA device; use cpu or auto")
     cores = len(os.sched_getaffinity(0))
     if device == "cpu" or (device == "auto" and not gpus):
-        return DeviceSpec("cpu", "gloo", attention or BUCKETS, cores, gpus)
-    return DeviceSpec("cuda", "nccl", attention or FLEX, cores, gpus)
+        return DeviceSpec("cpu", "gloo", BUCKETS, cores, gpus)
+    return DeviceSpec("cuda", "nccl", FLEX, cores, gpus)
 
 
 def shares_gpus(ranks: int, engines: int, devices_per_engine: int, gpus: int, colocate: bool | None = None) -> bool:

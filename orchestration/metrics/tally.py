@@ -12,18 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike
 
-from orchestration.metrics.definitions import METRICS, PHASES, definition
-
-
-def part_metric(part: str) -> str:
-    """Metric name of a reward part.
-
-    Raises: ValueError when the part's name is that of another metric.
-    """
-    name = f"reward/{part}"
-    if name in METRICS:
-        raise ValueError(f"reward part '{part}' has the name of the metric '{name}'; rename the part")
-    return name
+from orchestration.metrics.definitions import PHASES, definition
 
 
 @dataclass

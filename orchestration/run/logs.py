@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
-
-LIBRARIES = ("ray", "vllm", "deepspeed", "DeepSpeed", "transformers", "accelerate", "torch", "py.warnings")
-FORMAT = "%(asctime)s %(process)d %(name)s %(levelname)s %(message)s"
 
 
 def redirect_output_to(path: str | Path) -> None:
@@ -43,26 +39,6 @@ def captured_output(path: str | Path) -> Iterator[TextIO]:
         for descriptor in saved:
             os.close(descriptor)
         screen.close()
-
-
-def log_libraries_to(path: str | Path, level: int = logging.INFO) -> None:
-    """Send the Python loggers of the libraries underneath, and Python warnings, to `path` and nowhere else."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter(FORMAT))
-    logging.captureWarnings(True)
-    for name in LIBRARIES:
-        logger = logging.getLogger(name)
-        logger.handlers = [handler]
-        logger.propagate = False
-        logger.setLevel(level)
-
-
-def log_tail(path: str | Path, lines: int = 20) -> str:
-    """The last lines of a log, to be shown with an error; says so when there are none."""
-    path = Path(path)
-    text = path.read_text(encoding="utf-8", errors="replace").rstrip() if path.exists() else ""
-    return "\n".join(text.splitlines()[-lines:]) if text else f"({path} is empty)"
 
 
 def _open_log(path: str | Path) -> int:

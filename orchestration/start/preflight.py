@@ -18,6 +18,7 @@ from configs.blocks.rl import EvalConfig, Model, RLConfig
 from configs.reading.load import ConfigError, method_for, run_directory
 from configs.rules.rl import warnings_for
 from orchestration.cluster.job_shape import EngineJob, TrainerJob
+from orchestration.metrics.definitions import METRICS
 from orchestration.model.checkpoint_facts import ModelFacts, model_facts
 from orchestration.start.memory_estimate import MemoryEstimate, SecondModels, estimate, machine_memory, shown
 from rollouts.admission import Admission
@@ -150,10 +151,13 @@ def check_devices(config: RLConfig | EvalConfig) -> DeviceSpec:
 
 def check_reward(index: int, name: str, params: dict[str, Any]) -> None:
     """Raises ValueError unless the reward imports and takes the given parameters."""
-    from plugins.lookup import check_params, find_reward
+    from plugins.lookup import check_params, find_reward, labels
 
+    (label,) = labels([name])
     try:
         check_params(find_reward(name), f"reward '{name}'", params)
+        if f"reward/{label}" in METRICS:
+            raise ValueError(f"it would be logged as reward/{label}, which is another metric; rename the function")
     except ValueError as error:
         raise ValueError(f"reward.parts.{index}: {error}") from error
 

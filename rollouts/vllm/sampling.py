@@ -1,4 +1,4 @@
-"""Sampling semantics, in one object for engine and trainer: what distribution a response is drawn from."""
+"""Sampling semantics of the engine: what distribution a response is drawn from."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How responses are drawn. The engine asks `to_vllm`, the trainer `trainer_temperature`; nobody else decides."""
+    """How responses are drawn, which `to_vllm` says to the engine. The trainer divides its logits by rollout.temperature."""
 
     max_new_tokens: int
     temperature: float = 1.0  # 0: greedy
@@ -62,14 +62,6 @@ class Sampling:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
-
-    @property
-    def trainer_temperature(self) -> float:
-        """What the trainer divides its logits by so that its log-probabilities are those of the engine.
-
-        The engine reports greedy tokens' log-probabilities at temperature 1.
-        """
-        return 1.0 if self.greedy else self.temperature
 
     @property
     def truncated(self) -> bool:

@@ -37,10 +37,8 @@ def test_auto_with_a_gpu() -> None:
     assert (resolve("auto").device, resolve("auto").backend, resolve("auto").attention) == ("cuda", "nccl", FLEX)
 
 
-def test_the_attention_function_can_be_chosen_but_not_invented() -> None:
-    assert resolve("cpu", FLEX).attention == FLEX
-    with pytest.raises(ValueError, match=BUCKETS):
-        resolve("cpu", "sdpa")
+def test_an_unknown_device_is_refused() -> None:
+    assert resolve("cpu").attention == BUCKETS
     with pytest.raises(ValueError, match="auto, cpu, cuda"):
         resolve("tpu")
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from orchestration.metrics import page
 from orchestration.metrics.definitions import METRICS, PHASES, definition
-from orchestration.metrics.tally import Tally, part_metric, time_metrics
+from orchestration.metrics.tally import Tally, time_metrics
 
 values = st.lists(st.floats(-1e3, 1e3), min_size=0, max_size=12)
 
@@ -74,12 +74,6 @@ def test_a_name_is_reduced_in_one_way_only() -> None:
     tally.add("train/tokens", 1.0)
     with pytest.raises(AssertionError, match="two ways"):
         tally.total("train/tokens", 1.0)
-
-
-def test_a_reward_part_may_not_hide_a_metric() -> None:
-    assert part_metric("last_number") == "reward/last_number"
-    with pytest.raises(ValueError, match="rename the part"):
-        part_metric("mean")
 
 
 def test_phases_and_the_rest_add_up_to_the_step() -> None:

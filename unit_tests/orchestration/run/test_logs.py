@@ -2,8 +2,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from orchestration.run.logs import log_tail
-
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -47,30 +45,3 @@ with captured_output(sys.argv[1]) as screen:
     assert result.stdout == "for people\n"
     assert "RuntimeError: shown" in result.stderr and "noise" not in result.stderr
     assert log.read_text() == "noise\n"
-
-
-def test_library_loggers_and_warnings_go_to_the_file_only(tmp_path: Path) -> None:
-    log = tmp_path / "libraries.log"
-    code = """
-import logging, sys, warnings
-logging.basicConfig(level=logging.INFO)
-logging.getLogger("vllm").addHandler(logging.StreamHandler())
-from orchestration.run.logs import log_libraries_to
-log_libraries_to(sys.argv[1])
-logging.getLogger("vllm.engine").warning("engine says")
-logging.getLogger("DeepSpeed").info("deepspeed says")
-warnings.warn("python warns")
-logging.getLogger("ours").warning("we say")
-"""
-    result = run(code, str(log))
-    assert result.returncode == 0, result.stderr
-    text = log.read_text()
-    assert all(said in text for said in ("engine says", "deepspeed says", "python warns"))
-    assert result.stderr == "WARNING:ours:we say\n"
-
-
-def test_log_tail(tmp_path: Path) -> None:
-    log = tmp_path / "a.log"
-    assert "is empty" in log_tail(log)
-    log.write_text("".join(f"line {i}\n" for i in range(100)))
-    assert log_tail(log, lines=2) == "line 98\nline 99"

@@ -92,6 +92,7 @@ def test_all_mistakes_at_once(folder: Path) -> None:
             ["reward.parts.0.params={tol: 1}"],
             "reward.parts.0: reward 'last_number': got an unexpected keyword argument",
         ),
+        (["reward.parts.0.function=statistics:mean"], "it would be logged as reward/mean, which is another metric"),
         (["reward.parts.0.params={tolerance: much}"], "reward.parts.0: reward 'last_number': params.tolerance: Input"),
         (["reward.parts.0={function: format_match, params: {pattern: '['}}"], "params.pattern: '[' is no regular exp"),
         (

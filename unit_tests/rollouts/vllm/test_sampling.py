@@ -61,11 +61,6 @@ def test_truncated_says_when_mu_is_not_pi(sampling: Sampling, truncated: bool) -
     assert sampling.truncated is truncated
 
 
-def test_trainer_temperature_is_the_engines_and_one_for_greedy() -> None:
-    assert Sampling(8, 0.7).trainer_temperature == 0.7
-    assert Sampling(8, 0.0).trainer_temperature == 1.0
-
-
 def test_vllm_is_asked_for_exactly_this() -> None:
     asked = Sampling(5, 0.7, 0.9, 3, run_seed=2).to_vllm(1, "p", 0)
     assert (asked.max_tokens, asked.temperature, asked.top_p, asked.top_k) == (5, 0.7, 0.9, 3)
