@@ -103,7 +103,7 @@ def complaints(options: argparse.Namespace) -> list[str]:
         found.append(f"{synced} syncs of {options.syncs} happened")
     away = [row["step"] + i for row in rows if row.get("rollout/engine_restarts") for i in range(AWAY_STEPS)]
     beside = [] if options.method == "nccl" else [1]  # its version is proven in the step that follows
-    unproven = [row["step"] for row in rows if not row.get("sync/proofs") and row["step"] not in (*away, *beside)]
+    unproven = [row["step"] for row in rows if not row.get("sync/probes") and row["step"] not in (*away, *beside)]
     if unproven:
         found.append(f"no engine proved what it holds in steps {unproven}")
     if fallbacks := sum(row.get("sync/fallbacks", 0) for row in rows):
@@ -147,7 +147,7 @@ def main(argv: list[str] | None = None) -> int:
     found = complaints(options) + ([f"the job ended with code {job.returncode}"] if job.returncode else [])
     print(f"{len(rows)} steps in {time.monotonic() - started:.0f} s; frozen and killed: {done}")
     if rows:
-        print(f"{sum(row.get('sync/proofs', 0) for row in rows):.0f} times an engine proved what it holds")
+        print(f"{sum(row.get('sync/probes', 0) for row in rows):.0f} times an engine proved what it holds")
         print(f"largest gap of the probe: {max(row.get('sync/probe_gap_max', 0.0) for row in rows):.3g} nats")
         print(f"longest pause of generation: {max(row.get('sync/pause_seconds', 0.0) for row in rows):.2f} s")
     if found:

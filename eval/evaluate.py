@@ -11,6 +11,7 @@ from configs.blocks.rl import EvalConfig
 from data_feeds.prompts.prompts import PromptSets
 from eval.pass_at_k import ks_up_to, mean_with_interval, pass_at_k
 from orchestration.cluster.job_shape import EngineJob
+from orchestration.engines.requests import step_requests
 from orchestration.metrics.rollouts import evaluation_tally, refuse_failed_rewards
 from orchestration.metrics.step_clock import StepClock
 from orchestration.metrics.tally import Tally
@@ -41,19 +42,18 @@ def run_eval(config: EvalConfig, prompts: PromptSets, run: RunDirectory, write_r
         if config.eval.greedy:
             with console.phase("greedy responses"), clock.phase("eval"):
                 sampling = Sampling.of_eval_run(config.eval, config.run.seed, greedy=True)
-                greedy = actors.rollouts.generate(chosen, 1, sampling, 0, "greedy")
-            run.write_samples(0, greedy.trajectories, heldout=True)
-            refuse_failed_rewards(greedy.trajectories, config.reward)
-            tally.merge(evaluation_tally(greedy.groups, config.reward.pass_threshold, greedy=True))
-            rows["greedy_accuracy"] = mean_with_interval(passes(greedy.groups, config.reward.pass_threshold))
+                groups = actors.pool.generate(step_requests(chosen, 1, sampling, 0, "greedy"))
+            keep_samples(run, 0, groups, config)
+            tally.merge(evaluation_tally(groups, config.reward.pass_threshold, greedy=True))
+            rows["greedy_accuracy"] = mean_with_interval(passes(groups, config.reward.pass_threshold))
         with console.phase("sampled responses"), clock.phase("eval"):
             sampling = Sampling.of_eval_run(config.eval, config.run.seed)
-            made = actors.rollouts.generate(chosen, config.eval.samples_per_prompt, sampling, 1, "sampled")
-        run.write_samples(1, made.trajectories, heldout=True)
-        refuse_failed_rewards(made.trajectories, config.reward)
+            samples = config.eval.samples_per_prompt
+            groups = actors.pool.generate(step_requests(chosen, samples, sampling, 1, "sampled"))
+        keep_samples(run, 1, groups, config)
         if not config.eval.greedy:
-            tally.merge(evaluation_tally(made.groups, config.reward.pass_threshold, greedy=False))
-        correct = passes(made.groups, config.reward.pass_threshold)
+            tally.merge(evaluation_tally(groups, config.reward.pass_threshold, greedy=False))
+        correct = passes(groups, config.reward.pass_threshold)
         for k in ks_up_to(config.eval.samples_per_prompt):
             estimates = [pass_at_k(config.eval.samples_per_prompt, int(c), k) for c in correct]
             rows[f"pass_at_{k}"] = mean_with_interval(estimates)
@@ -69,6 +69,13 @@ def run_eval(config: EvalConfig, prompts: PromptSets, run: RunDirectory, write_r
                 "report": report,
             },
         )
+
+
+def keep_samples(run: RunDirectory, step: int, groups: list[Group], config: EvalConfig) -> None:
+    """Write what the model wrote. Raise RewardFailures when too many responses could not be scored."""
+    trajectories = [t for group in groups for t in group.trajectories]
+    run.write_samples(step, trajectories, heldout=True)
+    refuse_failed_rewards(trajectories, config.reward)
 
 
 def passes(groups: list[Group], threshold: float) -> list[int]:

@@ -47,7 +47,7 @@ class Admission:
     @classmethod
     def of(cls, schedule: Schedule, prompts_per_step: int) -> Admission:
         """As a job is configured; a batch is here what is generated for it, without what is reused."""
-        fresh = prompts_per_step - schedule.reused_groups(prompts_per_step)
+        fresh = prompts_per_step - schedule.replayed_groups(prompts_per_step)
         return cls(fresh, schedule.staleness, schedule.over_issue)
 
     @property

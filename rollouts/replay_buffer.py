@@ -9,7 +9,7 @@ import numpy as np
 from records.rollout import Group
 
 
-class ReuseBuffer:
+class ReplayBuffer:
     """Groups first trained on at version v may be trained on again at versions up to v + reuse_versions.
 
     They are the very records of the first time: behaviour log-probabilities and versions of their tokens are those of the

@@ -1,7 +1,7 @@
 """A rollout worker: one engine, its environments and its scoring processes, in one Ray actor.
 
-All responses that were asked run at once (continuous batching, no barrier), each scored as soon as it is finished.
-Nothing but finished groups goes back to the driver: `ask` begins them, `collect` brings them.
+All requested responses run at once (continuous batching, no barrier), each scored as soon as it is finished.
+Nothing but finished groups goes back to the driver: `submit` begins them, `collect` brings them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -21,32 +20,31 @@ from records.rollout import Group, Prompt, Trajectory
 from rewards.scoring.service import ScoringService
 from rollouts.environment import find_environment
 from rollouts.vllm.busy_timer import Stopwatch
-from rollouts.vllm.engine import InFlight, LoadReport, Sequences, VLLMEngine
+from rollouts.vllm.engine import VLLMEngine
 from rollouts.vllm.response import Generation
 from rollouts.vllm.sampling import Sampling
 
 
 @dataclass(frozen=True)
 class GroupRequest:
-    """One prompt to be asked, and how often."""
+    """A request for one group: a prompt, how many responses to it, and how they are sampled."""
 
     group_id: str
     prompt: Prompt
-    samples: int
-    first_sample: int = 0  # for seeds: samples that earlier askings of the prompt in the same step took
+    samples: int  # responses
+    sampling: Sampling
+    step: int  # of the loop; a part of every response's seed
+    first_sample: int = 0  # for seeds: samples that earlier requests for the prompt took in the same step
     oldest_version: int = 0  # of the policy; an engine that holds an older one waits for its weights
 
 
 @dataclass(frozen=True)
-class Collected:
-    """What `collect` gives back: groups, and counters that only grow. They are also the worker's sign of life."""
+class EngineCounters:
+    """What an engine has done since it started; the numbers only grow."""
 
-    groups: list[Group]  # finished since the last call, in order of finishing
-    tokens_generated: int  # since the engine started, of responses that were asked, running ones too; not of probes
-    responses_running: int  # asked, and not yet generated to their end
-    groups_running: int  # asked, and not yet finished: their responses run or are being scored
-    busy_seconds: float  # with a response running that was asked, and the engine not paused
-    scoring_seconds: float  # with no response running, but scores outstanding, and the engine not paused
+    tokens_generated: int  # of requested responses, running ones too; not of probes
+    busy_seconds: float  # with a requested response running, and the engine not paused
+    scoring_seconds: float  # with no response running but scores outstanding, and the engine not paused
     paused_seconds: float  # in which the engine could not generate: weights came, or it was told to pause or to sleep
 
 
@@ -80,19 +78,20 @@ class RolloutWorker:
         """Load the model and the rewards; what does not load raises here."""
         await asyncio.gather(self.engine.start(), self.scoring.start())
 
-    async def ask(self, requests: list[GroupRequest], sampling: Sampling, step: int) -> None:
-        """Begin every response of every asking, in this order; returns at once. The groups come out of `collect`."""
+    async def submit(self, requests: list[GroupRequest]) -> None:
+        """Begin every response of every request, in this order, and return at once. The groups come out of `collect`."""
         for request in requests:
             assert request.group_id not in self._under_way, f"group {request.group_id} is under way already"
-            task = asyncio.create_task(self._asked_group(request, sampling, step))
+            task = asyncio.create_task(self._requested_group(request))
             self._under_way[request.group_id] = task
             task.add_done_callback(partial(self._end, request.group_id))
 
-    async def collect(self, wait_seconds: float) -> Collected:
-        """The groups that finished since the last call; waits at most this long when there are none.
+    async def collect(self, wait_seconds: float) -> tuple[list[Group], EngineCounters]:
+        """Return the groups that finished since the last call, in order of finishing, and the counters of this moment.
+        Wait at most this long when no group has finished.
 
-        Raises what a group raised (an environment's own error, WeightLoadError), once, with a note saying which group;
-        the other groups stay for the next call.
+        Raise what a group raised (an environment's own error, WeightLoadError), once, with a note saying which group; the
+        other groups stay for the next call.
         """
         if not self._ended:
             self._one_ended.clear()
@@ -104,57 +103,54 @@ class RolloutWorker:
                 await self._under_way.pop(group_id)  # raises
         groups = [self._under_way.pop(group_id).result() for group_id in self._ended]
         self._ended.clear()
-        return Collected(
-            groups=groups,
+        return groups, EngineCounters(
             tokens_generated=self.engine.tokens_generated() - self._tokens_probed,
-            responses_running=self._responses.running,
-            groups_running=self._groups.running,
             busy_seconds=self._responses.seconds(),
             scoring_seconds=self._groups.seconds() - self._responses.seconds(),
             paused_seconds=self.engine.paused_seconds(),
         )
 
-    async def withdraw(self, group_ids: list[str]) -> None:
-        """End these groups' responses; `collect` gives back none of them from now on. Unknown ids have no effect."""
-        withdrawn = {group_id: self._under_way.pop(group_id) for group_id in group_ids if group_id in self._under_way}
-        self._ended = [group_id for group_id in self._ended if group_id not in withdrawn]
-        for task in withdrawn.values():
+    async def cancel(self, group_ids: list[str]) -> None:
+        """End these groups' responses; `collect` returns none of them from now on. Unknown ids have no effect."""
+        cancelled = {group_id: self._under_way.pop(group_id) for group_id in group_ids if group_id in self._under_way}
+        self._ended = [group_id for group_id in self._ended if group_id not in cancelled]
+        for task in cancelled.values():
             task.cancel()
-        await asyncio.gather(*withdrawn.values(), return_exceptions=True)  # nobody asks for their results any more
+        await asyncio.gather(*cancelled.values(), return_exceptions=True)  # nobody wants their results any more
 
     async def probe(self, prompts: list[Prompt], sampling: Sampling, step: int) -> list[Trajectory]:
-        """Short unscored continuations under the weights of this moment, for comparison with the trainer. The engine alone makes
-        them: no environment hears of them."""
+        """Return short unscored continuations under the weights of this moment, for comparison with the trainer. The engine
+        alone makes them: no environment hears of them."""
 
         async def continued(request: GroupRequest) -> Trajectory:
             ids, prompt_id = self._prompt_ids(request.prompt), f"{request.prompt.prompt_id}#0"
             made = await self.engine.generate(ids.tolist(), sampling, step=step, prompt_id=prompt_id, sample=0)
             return _joined(request, 0, ids, [_Turn(made, "", [])], made.seconds)
 
-        requests = [GroupRequest(f"probe-{i}", prompt, 1) for i, prompt in enumerate(prompts)]
-        found = list(await asyncio.gather(*map(continued, requests)))
-        self._tokens_probed += sum(t.action_tokens for t in found)
-        return found
+        requests = [GroupRequest(f"probe-{i}", prompt, 1, sampling, step) for i, prompt in enumerate(prompts)]
+        continuations = list(await asyncio.gather(*map(continued, requests)))
+        self._tokens_probed += sum(t.action_tokens for t in continuations)
+        return continuations
 
-    async def _asked_group(self, request: GroupRequest, sampling: Sampling, step: int) -> Group:
+    async def _requested_group(self, request: GroupRequest) -> Group:
         try:
             with self._groups.timing():
-                return await self._group(request, sampling, step)
+                return await self._group(request)
         except Exception as error:
             error.add_note(f"in group {request.group_id}, prompt {request.prompt.prompt_id}")
             raise
 
     def _end(self, group_id: str, _: asyncio.Task[Group]) -> None:
-        if group_id in self._under_way:  # not withdrawn
+        if group_id in self._under_way:  # not cancelled
             self._ended.append(group_id)
             self._one_ended.set()
 
-    async def _group(self, request: GroupRequest, sampling: Sampling, step: int) -> Group:
+    async def _group(self, request: GroupRequest) -> Group:
         prompt_ids = self._prompt_ids(request.prompt)
 
         async def scored(sample: int) -> Trajectory:
             with self._responses.timing():
-                trajectory = await self._trajectory(request, prompt_ids, sample, sampling, step)
+                trajectory = await self._trajectory(request, prompt_ids, sample)
             return trajectory if trajectory.reward is not None else await self.scoring.score(trajectory)
 
         tasks = [asyncio.create_task(scored(sample)) for sample in range(request.samples)]
@@ -168,9 +164,7 @@ class RolloutWorker:
     def _prompt_ids(self, prompt: Prompt) -> np.ndarray:
         return np.asarray(render_chat(self.tokenizer, prompt.messages), dtype=np.int32)
 
-    async def _trajectory(
-        self, request: GroupRequest, prompt_ids: np.ndarray, sample: int, sampling: Sampling, step: int
-    ) -> Trajectory:
+    async def _trajectory(self, request: GroupRequest, prompt_ids: np.ndarray, sample: int) -> Trajectory:
         environment = self.environment_class()
         environment.reset(request.prompt)
         context = prompt_ids.tolist()
@@ -179,8 +173,8 @@ class RolloutWorker:
         while True:
             made = await self.engine.generate(
                 context,
-                sampling,
-                step=step,
+                request.sampling,
+                step=request.step,
                 prompt_id=f"{request.prompt.prompt_id}#{len(turns)}",
                 sample=request.first_sample + sample,
                 oldest_version=request.oldest_version,
@@ -199,25 +193,8 @@ class RolloutWorker:
             trajectory.reward, trajectory.reward_parts = answer.reward, {"environment": answer.reward}
         return trajectory
 
-    async def join_transfer(self, told: dict[str, Any]) -> None:
-        await self.engine.join_transfer(told)
-
-    async def load_weights(
-        self, version: int, update: dict[str, Any], in_flight: InFlight = "recompute", to_score: Sequences = ()
-    ) -> LoadReport:
-        return await self.engine.load_weights(version, update, in_flight, to_score)
-
-    async def drain(self) -> None:
-        await self.engine.drain()
-
-    async def sleep(self) -> None:
-        await self.engine.sleep()
-
-    async def wake(self) -> None:
-        await self.engine.wake()
-
     async def close(self) -> None:
-        await self.withdraw(list(self._under_way))
+        await self.cancel(list(self._under_way))
         await self.scoring.close()
         await self.engine.shutdown()
 

@@ -71,7 +71,7 @@ class Schedule(Block):
         """The same of groups that are trained on again; 0: every token is of the policy that it trains."""
         return self.staleness + self.replay_buffer_versions
 
-    def reused_groups(self, prompts_per_step: int) -> int:
+    def replayed_groups(self, prompts_per_step: int) -> int:
         """How many groups of a batch are trained on again, once there are so many."""
         return round(self.replay_buffer_share * prompts_per_step)
 

@@ -70,17 +70,17 @@ def schedule_problems(config: RLConfig) -> Iterator[Problem]:
             f"schedule.replay_buffer_versions {schedule.replay_buffer_versions} and schedule.replay_buffer_share {schedule.replay_buffer_share:g} go "
             "together: both above 0, or neither",
         )
-    elif schedule.replay_buffer_share > 0 and not 0 < schedule.reused_groups(prompts) < prompts:
+    elif schedule.replay_buffer_share > 0 and not 0 < schedule.replayed_groups(prompts) < prompts:
         yield (
             "schedule.replay_buffer_share",
-            f"{schedule.replay_buffer_share:g} of rollout.prompts_per_step {prompts} is {schedule.reused_groups(prompts)} "
+            f"{schedule.replay_buffer_share:g} of rollout.prompts_per_step {prompts} is {schedule.replayed_groups(prompts)} "
             f"groups; it must be at least 1 and leave at least 1 fresh one",
         )
 
 
 def _ahead_warnings(schedule: Schedule, prompts: int) -> Iterator[str]:
     """Staleness that is left unused where one batch at a time is asked."""
-    fresh = prompts - schedule.reused_groups(prompts)
+    fresh = prompts - schedule.replayed_groups(prompts)
     if schedule.over_issue is None or round(schedule.over_issue * fresh) > 0:
         return
     asks = f"schedule.over_issue: {schedule.over_issue:g} asks one batch at a time"

@@ -10,13 +10,17 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import ray
 from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
 
 from orchestration.cluster.heartbeat import Heartbeat
 from orchestration.cluster.processes import end_group
+
+R = TypeVar("R")
+S = TypeVar("S")
 
 HEARTBEAT_SECONDS = 2.0  # between two questions; less where the time-out is short
 POLL_SECONDS = 0.2  # between two looks at what is waited for
@@ -95,6 +99,20 @@ class Member:
         )
 
 
+@dataclass(frozen=True)
+class Call(Generic[R]):
+    """Calls of actors that have begun, and what their results mean together."""
+
+    futures: Sequence[Any]
+    doing: str  # in words, for messages
+    answer: Callable[[list[Any]], R]  # makes one answer of the results, which are in the order of `futures`
+    stall_seconds: float | None = None  # the time-out, where it is another than the run's
+
+    def then(self, change: Callable[[R], S]) -> Call[S]:
+        """Return the same call with another answer, which is made of this one's."""
+        return Call(self.futures, self.doing, lambda results: change(self.answer(results)), self.stall_seconds)
+
+
 class Watch:
     """All waits of the driver on its actors."""
 
@@ -109,36 +127,23 @@ class Watch:
         member = self._members[actor._actor_id] = Member(name, actor, lost, was_lost)
         return member
 
-    def get(
-        self,
-        futures: Sequence[Any],
-        doing: str,
-        meanwhile: Callable[[], None] | None = None,
-        stall_seconds: float | None = None,
-    ) -> list[Any]:
-        """The results of actor calls, as ray.get; raises what a call raised as soon as one did.
+    def get(self, futures: Sequence[Any], doing: str, stall_seconds: float | None = None) -> list[Any]:
+        """Wait for actor calls and return their results, as ray.get does.
 
-        doing: what is waited for, in words. meanwhile: called several times a second until all is there.
-        stall_seconds: another time-out than the run's, as for a start-up.
+        doing: what is waited for, in words. stall_seconds: the time-out, where it is another than the run's.
 
         Raises:
-            Lost: of the kind given to `add`, when an actor died or did not move; names it and what the others are doing.
+            Lost: an actor died or did not move. It is of the kind given to `add`, and names who is to blame.
+            Exception: what a call raised, as soon as one did.
         """
-        began = time.monotonic()
-        results: dict[Any, Any] = {}
-        while True:
-            open_ = [future for future in futures if future not in results]
-            if not open_:
-                return [results[future] for future in futures]
-            self.look()
-            for future in ray.wait(open_, num_returns=len(open_), timeout=POLL_SECONDS)[0]:
-                results[future] = self._result(future, doing)
-            waited_for = [self._member_of(future) for future in open_ if future not in results]
-            self.refuse_stalled(
-                [m for m in waited_for if m], doing, time.monotonic() - began, stall_seconds or self.stall_seconds
-            )
-            if meanwhile is not None and waited_for:
-                meanwhile()
+        return self.wait(Call(futures, doing, list, stall_seconds))
+
+    def wait(self, call: Call[R]) -> R:
+        """Wait for a call and return its answer; nothing else is done meanwhile. Raise what `get` raises."""
+        waiting = Waiting(self, call)
+        while not waiting.is_over():
+            pass
+        return waiting.answer()
 
     def look(self) -> None:
         """Ask everybody how they are, and take in the answers. Never waits. Who is found dead is ended, and lost to whoever
@@ -189,16 +194,16 @@ class Watch:
             return None
         return self.lose([member], f"{member.name} ({member.place}) died: {how}", doing)
 
-    def _member_of(self, future: Any) -> Member | None:
+    def member_of(self, future: Any) -> Member | None:
         return self._members.get(future.task_id().actor_id())
 
-    def _result(self, future: Any, doing: str) -> Any:
+    def result_of(self, future: Any, doing: str) -> Any:
         try:
             return ray.get(future)
         except (*DEATHS, RayTaskError) as error:
             if (known := self._lost.get(future.task_id().actor_id())) is not None:
                 raise known from error
-            member = self._member_of(future)
+            member = self.member_of(future)
             if member is None:
                 raise
             lost = self._failure(member, error, doing) or self._loss_behind(member, error, doing)
@@ -226,6 +231,33 @@ class Watch:
         if not silent or not isinstance(getattr(complaint, "cause", None), RuntimeError):  # what collectives fail with
             return None
         return self.lose(silent, silent[0].state(), doing)
+
+
+class Waiting(Generic[R]):
+    """One wait for a call, a look at a time, so that the caller can do something else between two looks."""
+
+    def __init__(self, watch: Watch, call: Call[R]) -> None:
+        self.watch, self.call = watch, call
+        self._began = time.monotonic()
+        self._results: dict[Any, Any] = {}  # by future
+
+    def is_over(self) -> bool:
+        """Look at everybody, wait a moment for results, and return whether all are there. Raise what `Watch.get` raises."""
+        watch, call = self.watch, self.call
+        left = [future for future in call.futures if future not in self._results]
+        if not left:
+            return True
+        watch.look()
+        for future in ray.wait(left, num_returns=len(left), timeout=POLL_SECONDS)[0]:
+            self._results[future] = watch.result_of(future, call.doing)
+        waited_for = [watch.member_of(future) for future in left if future not in self._results]
+        waited_seconds = time.monotonic() - self._began
+        watch.refuse_stalled([m for m in waited_for if m], call.doing, waited_seconds, call.stall_seconds)
+        return not waited_for
+
+    def answer(self) -> R:
+        """Return the call's answer, once `is_over`."""
+        return self.call.answer([self._results[future] for future in self.call.futures])
 
 
 def standing_still(members: Sequence[Member], waited_seconds: float, limit_seconds: float) -> list[Member]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -16,33 +16,40 @@ from orchestration.cluster.job_shape import EngineJob
 from orchestration.cluster.processes import lead_own_group
 from orchestration.cluster.watchdog import Died
 from orchestration.run.logs import redirect_output_to
-from records.rollout import Prompt, Trajectory
 from rollouts.vllm.engine import InFlight, LoadReport, Sequences, VLLMEngine
 from rollouts.vllm.load_stamp import LoadStamp
-from rollouts.vllm.sampling import Sampling
 from rollouts.worker import RolloutWorker
 
-Worker = TypeVar("Worker", bound=RolloutWorker)
+Worker = TypeVar("Worker", bound="RolloutActor")
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def naming_death(
-    method: Callable[Concatenate[Worker, P], Coroutine[Any, Any, R]],
-) -> Callable[Concatenate[Worker, P], Coroutine[Any, Any, R]]:
-    """The method; whatever fails in it because vLLM's process died is reported as its death."""
+def duty(
+    doing: str | None = None,
+) -> Callable[
+    [Callable[Concatenate[Worker, P], Coroutine[Any, Any, R]]], Callable[Concatenate[Worker, P], Coroutine[Any, Any, R]]
+]:
+    """Mark an actor's method: while it runs, the heartbeat says that the actor is `doing` this, beside generating (None: it
+    is part of generating). Whatever fails in it because vLLM's process died is raised as that death."""
 
-    @wraps(method)
-    async def named(self: Worker, *args: P.args, **options: P.kwargs) -> R:
-        try:
-            return await method(self, *args, **options)
-        except Exception as error:
-            how = self.engine.death()
-            if how is not None:
-                raise Died(how) from error
-            raise
+    def marked(
+        method: Callable[Concatenate[Worker, P], Coroutine[Any, Any, R]],
+    ) -> Callable[Concatenate[Worker, P], Coroutine[Any, Any, R]]:
+        @wraps(method)
+        async def watched(self: Worker, *args: P.args, **options: P.kwargs) -> R:
+            try:
+                with self.doing(doing.format(*args)) if doing else nullcontext():
+                    return await method(self, *args, **options)
+            except Exception as error:
+                how = self.engine.death()
+                if how is not None:
+                    raise Died(how) from error
+                raise
 
-    return named
+        return watched
+
+    return marked
 
 
 class RolloutActor(RolloutWorker):
@@ -66,40 +73,31 @@ class RolloutActor(RolloutWorker):
         self._still_since = self._unpaused_seconds()
         self._duty = ""
 
-    @naming_death
-    async def start(self) -> None:
-        with self._doing("start"):
-            await super().start()
+    start = duty("start")(RolloutWorker.start)
+    collect = duty()(RolloutWorker.collect)
+    probe = duty("probe")(RolloutWorker.probe)
 
-    @naming_death
+    @duty("load weights of version {}")
     async def load_weights(
         self, version: int, update: dict[str, Any], in_flight: InFlight = "recompute", to_score: Sequences = ()
     ) -> LoadReport:
-        with self._doing(f"load weights of version {version}"):
-            return await super().load_weights(version, update, in_flight, to_score)
+        return await self.engine.load_weights(version, update, in_flight, to_score)
 
-    @naming_death
-    async def probe(self, prompts: list[Prompt], sampling: Sampling, step: int) -> list[Trajectory]:
-        with self._doing("probe"):
-            return await super().probe(prompts, sampling, step)
+    @duty("join the weight group")
+    async def join_transfer(self, group: dict[str, Any]) -> None:
+        await self.engine.join_transfer(group)
 
-    collect = naming_death(RolloutWorker.collect)
-    drain = naming_death(RolloutWorker.drain)
+    @duty()
+    async def drain(self) -> None:
+        await self.engine.drain()
 
-    @naming_death
-    async def join_transfer(self, told: dict[str, Any]) -> None:
-        with self._doing("join the weight group"):
-            await super().join_transfer(told)
-
-    @naming_death
+    @duty("sleep")
     async def sleep(self) -> None:
-        with self._doing("sleep"):
-            await super().sleep()
+        await self.engine.sleep()
 
-    @naming_death
+    @duty("wake")
     async def wake(self) -> None:
-        with self._doing("wake"):
-            await super().wake()
+        await self.engine.wake()
 
     async def heartbeat(self) -> Heartbeat:
         """How the engine is: still, when it should be generating and no token has come, or loading and no tensor has. Scoring has
@@ -122,7 +120,7 @@ class RolloutActor(RolloutWorker):
         return time.monotonic() if self._duty else self._unpaused_seconds()
 
     @contextmanager
-    def _doing(self, duty: str) -> Iterator[None]:
+    def doing(self, duty: str) -> Iterator[None]:
         before, self._duty = self._duty, duty
         self._still_since = self._clock()
         try:

@@ -1,10 +1,11 @@
-"""The driver's one handle on all rollout engines: prompts are asked, groups collected, weights loaded. An engine that dies or
-stands still is replaced while the others go on."""
+"""The driver's one handle on all rollout engines: requests are submitted, groups collected, weights loaded. An engine that
+dies or stands still is replaced while the others go on."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -13,20 +14,30 @@ from orchestration.cluster.cpu_cores import CorePlan
 from orchestration.cluster.devices import DeviceSpec, shared_engine
 from orchestration.cluster.gpu_bundles import shares_its_gpu
 from orchestration.cluster.job_shape import EngineJob
-from orchestration.cluster.watchdog import EngineLost, EnginesLost, Watch
+from orchestration.cluster.watchdog import EngineLost, EnginesLost, Lost, Watch
 from orchestration.engines.actor import RolloutActor, engine_arguments
-from orchestration.engines.handle import EngineHandle, message_of, rounds
-from orchestration.engines.requests import Rollouts, step_requests
+from orchestration.engines.handle import EngineHandle
+from orchestration.engines.requests import AwaitedGroups
 from orchestration.metrics.tally import Tally
 from orchestration.run.directory import RunDirectory
 from records.rollout import Group, Prompt, Trajectory
 from rollouts.vllm.engine import LoadReport, Sequences, WeightLoadError
 from rollouts.vllm.sampling import Sampling
-from rollouts.vllm.weight_broadcast import TransferFailed
-from rollouts.worker import Collected, GroupRequest
+from rollouts.worker import EngineCounters, GroupRequest
 
 WAIT_SECONDS = 1.0  # at most, before the driver looks around again
 MOMENT_SECONDS = 0.05  # the same, while weights under way are to be seen through
+
+
+@dataclass(frozen=True)
+class CurrentWeights:
+    """The weights that all engines should hold."""
+
+    version: int
+    update: (
+        dict[str, Any] | None
+    )  # by which an engine that was started again loads them; None: they were broadcast, and are gone
+    to_score: Sequences = ()  # what an engine scores once it holds them; see VLLMEngine.load_weights
 
 
 class EnginePool:
@@ -35,18 +46,14 @@ class EnginePool:
     def __init__(
         self, engines: list[EngineHandle], watch: Watch, restarts: int, in_flight: str, note: Callable[[str], None]
     ) -> None:
-        """restarts: engines that may be replaced, all together. note: told of every one."""
+        """restarts: engines that may be replaced, all together. note: shows a sentence to the user when one is."""
         self.engines, self.watch, self.note = engines, watch, note
         self.restarts_left, self.in_flight = restarts, in_flight
-        self.on_restart: Callable[[Any], object] | None = None
-        """Gives a new engine's actor the weights; returns None when it cannot now, and the next load_weights must. Without it,
-        the last update is loaded again."""
+        self.weights: CurrentWeights | None = None  # None: engines start with the right ones
         self.sleeps = False  # while the trainer works
-        self._update: tuple[int, dict[str, Any]] | None = None  # the weights that engines should hold
         self._is_asleep = False
-        self._holds_back = False  # new engines are not given weights now
-        self._arrived: list[Group] = []  # collected while something else was waited for
-        self._deaths: list[tuple[str, EngineLost]] = []  # of which engine; in order
+        self._finished: list[Group] = []  # not collected yet
+        self._deaths: list[tuple[str, Lost]] = []  # of which engine; in order
         self._tally = Tally()
 
     @classmethod
@@ -54,7 +61,7 @@ class EnginePool:
         cls, job: EngineJob, device: DeviceSpec, run: RunDirectory, options: list[dict[str, Any]],
         cores: CorePlan, watch: Watch, note: Callable[[str], None] = print,
     ) -> EnginePool:  # fmt: skip
-        """One engine per entry of `options` (Ray actor options), which begin to start; `wait_for_all` sees it through."""
+        """Begin to start one engine per entry of `options` (Ray actor options); `wait_for_all` waits until they have."""
         engines = []
         for i, placed in enumerate(options):
             engine = engine_arguments(job, device, job.seed * len(options) + i, cores.engine_threads)
@@ -64,30 +71,35 @@ class EnginePool:
             log_file = str(run.log_path(f"engine_{i}"))
             arguments = (log_file, engine, job.model, job.reward, job.environment, cores.engine_cores[i])
             engines.append(EngineHandle(f"engine {i}", actor_class, arguments, watch))
-        group = cls(engines, watch, job.failures.engine_restarts, job.in_flight, note)
-        group.sleeps = any(map(shares_its_gpu, options)) or job.pauses_while_training
-        return group
+        pool = cls(engines, watch, job.failures.engine_restarts, job.in_flight, note)
+        pool.sleeps = any(map(shares_its_gpu, options)) or job.pauses_while_training
+        return pool
 
     @property
     def actors(self) -> list[Any]:
-        """Of the engines that have started, and should hold the current weights."""
+        """The actors of the engines that have started, and should hold the current weights."""
         return [engine.actor for engine in self.engines if engine.is_started]
 
-    def counters(self) -> list[Collected | None]:
-        """The last ones of every engine; None: not heard of yet."""
+    def counters(self) -> list[EngineCounters | None]:
+        """Return the last ones of every engine; None: not heard of yet."""
         return [engine.counters for engine in self.engines]
 
     def tally(self) -> Tally:
-        """What was done about lost engines since the last call."""
+        """Return what was done about lost engines since the last call."""
         tally, self._tally = self._tally, Tally()
         return tally
 
-    def ask(self, requests: list[GroupRequest], sampling: Sampling, step: int) -> None:
-        """Have the engines begin these askings; returns at once. Each goes to the engine with the fewest responses under way."""
+    def scoring_seconds(self) -> float:
+        """Return the seconds in which an engine had only scores outstanding, so far; the largest of all engines'."""
+        return max(one.scoring_seconds if one else 0.0 for one in self.counters())
+
+    # ---- requests and groups ----
+
+    def submit(self, requests: list[GroupRequest]) -> None:
+        """Have the engines begin these, and return at once. Each goes to the engine with the fewest responses under way."""
         loads = [engine.responses_under_way for engine in self.engines]
-        usable = [i for i, engine in enumerate(self.engines) if engine.state == "usable"] or list(
-            range(len(self.engines))
-        )
+        usable = [i for i, engine in enumerate(self.engines) if engine.state == "usable"]
+        usable = usable or list(range(len(self.engines)))
         dealt: dict[int, list[GroupRequest]] = {i: [] for i in usable}
         for request in requests:
             least = min(usable, key=loads.__getitem__)
@@ -95,59 +107,84 @@ class EnginePool:
             dealt[least].append(request)
         for i, part in dealt.items():
             if part:
-                self.engines[i].ask(part, sampling, step)
-
-    def collect(self, wait_seconds: float) -> list[Group]:
-        """Groups that finished since the last call; waits at most this long for the first one.
-
-        Raises:
-            EnginesLost: an engine is lost, and no more may be replaced.
-            Any error of an environment; WeightLoadError.
-        """
-        deadline = time.monotonic() + wait_seconds
-        while not self._arrived:
-            self._turn(max(0.0, deadline - time.monotonic()))
-            if time.monotonic() >= deadline or not self.unfinished:
-                break
-        groups, self._arrived = self._arrived, []
-        return groups
+                self.engines[i].submit(part)
 
     @property
     def unfinished(self) -> list[GroupRequest]:
-        """Askings whose groups did not come back yet, engine by engine."""
-        return [one.request for engine in self.engines for one in engine.outstanding.values()]
+        """Requests whose groups did not come back yet, engine by engine."""
+        return [request for engine in self.engines for request in engine.outstanding.values()]
 
-    def _turn(self, wait_seconds: float) -> None:
-        """Take in what engines have finished, and go on with those that are being replaced."""
+    def collect(self, wait_seconds: float) -> list[Group]:
+        """Return the groups that finished since the last call; wait at most this long for the first one.
+
+        Raises:
+            EnginesLost: an engine is lost, and no more may be replaced.
+            WeightLoadError: an engine did not take weights whose load nobody waits for.
+            Exception: an environment's own error.
+        """
+        deadline = time.monotonic() + wait_seconds
+        while not self._finished:
+            self.look(max(0.0, deadline - time.monotonic()))
+            if time.monotonic() >= deadline or not self.unfinished:
+                break
+        groups, self._finished = self._finished, []
+        return groups
+
+    def generate(self, requests: list[GroupRequest]) -> list[Group]:
+        """Submit requests, wait for their groups, and return them in this order: for who has nothing else to do meanwhile.
+        Raise what `collect` raises."""
+        awaited = AwaitedGroups(requests)
+        self.submit(requests)
+        others: list[Group] = []
+        while not awaited.is_complete:
+            others += awaited.take(self.collect(WAIT_SECONDS))
+        self._finished = others + self._finished
+        return awaited.groups
+
+    def probe(self, prompts: list[Prompt], sampling: Sampling, step: int) -> list[Trajectory]:
+        """Return short continuations from every engine that holds the current weights; none when all are being replaced.
+        Raise EnginesLost when no more may be."""
+        usable = [engine for engine in self.engines if engine.state == "usable"]
+        calls = [(engine, engine.actor.probe.remote(prompts, sampling, step)) for engine in usable]
+        return [t for part in self._results(calls, f"probe, step {step}") for t in part]
+
+    # ---- engines that are lost ----
+
+    def look(self, wait_seconds: float, gives_weights: bool = True) -> None:
+        """Take in what engines have finished, replace those that are lost, and give the weights to those that have started
+        again. Wait at most so long for news. gives_weights: False while others are on their way."""
         self.watch.look()
         calls = [call for engine in self.engines for call in engine.open_calls()]
         if calls:
             ray.wait(calls, timeout=min(wait_seconds, WAIT_SECONDS))
         for engine in self.engines:
             try:
-                self._arrived += engine.take_in()
-                if engine.state == "started" and not self._holds_back:
-                    self._bring_up(engine)
+                self._finished += engine.take_in()
+                if engine.state == "started" and gives_weights and not self._is_asleep:
+                    self._give_weights(engine)
                 engine.refuse_stalled()
             except EngineLost as lost:
-                self._replace(engine, lost)
+                self.replace(engine, lost)
 
-    def _bring_up(self, engine: EngineHandle) -> None:
-        """Give a new engine the weights, and what it is to generate."""
-        if self.on_restart is not None:
-            try:
-                has_come = self.on_restart(engine.actor) is not None
-            except (WeightLoadError, TransferFailed) as error:
-                how = f"{engine.name} was started again and did not take the weights: {message_of(error)}"
-                raise self.watch.lose([engine.member], how, "begin again") from error
-            if has_come:
-                engine.use()
-        elif self._update is None:
+    def _give_weights(self, engine: EngineHandle) -> None:
+        """Have a new engine load the current weights, where that is possible: those of a broadcast are gone."""
+        if self.weights is None:
             engine.use()
-        else:
-            engine.load(*self._update, self.in_flight)
+        elif self.weights.update is not None:
+            engine.load(self.weights.version, self.weights.update, self.in_flight, self.weights.to_score)
 
-    def _replace(self, engine: EngineHandle, lost: EngineLost) -> None:
+    @property
+    def without_weights(self) -> list[EngineHandle]:
+        """Engines that were started again and can only be given the current weights by the trainer."""
+        is_gone = self.weights is not None and self.weights.update is None and not self._is_asleep
+        return [engine for engine in self.engines if engine.state == "started"] if is_gone else []
+
+    def replace(self, engine: EngineHandle, lost: Lost) -> None:
+        """Start an engine again in the place of one that is lost; the others get its requests.
+
+        Raises:
+            EnginesLost: failures.engine_restarts does not allow another one.
+        """
         if (engine.name, lost) not in self._deaths:  # one that is not replaced is met again by whoever looks next
             self._deaths.append((engine.name, lost))
         if self.restarts_left == 0:
@@ -160,71 +197,39 @@ class EnginePool:
         left_behind = list(engine.outstanding.values())
         self._tally.total("rollout/engine_restarts", 1)
         self._tally.total("rollout/discarded_tokens", engine.tokens_under_way)
-        self._tally.total("rollout/reasked_groups", len(left_behind))
-        self.note(f"{lost}. It is started again; {len(left_behind)} groups are asked again. Output: {engine.log_file}.")
+        self._tally.total("rollout/retried_groups", len(left_behind))
+        self.note(
+            f"{lost}. It is started again; {len(left_behind)} groups are requested again. Output: {engine.log_file}."
+        )
         engine.begin_again()
         if any(other.state == "usable" for other in self.engines):
             engine.outstanding.clear()
-            for requests, sampling, step in rounds(left_behind):
-                self.ask(requests, sampling, step)
+            self.submit(left_behind)
 
-    def generate(
-        self, prompts: list[Prompt], samples: int, sampling: Sampling, step: int, label: str,
-        earlier: Sequence[Prompt] = (),
-    ) -> Rollouts:  # fmt: skip
-        """Ask every prompt `samples` times, beside what is under way; groups come back in the order of `prompts`.
+    # ---- weights ----
 
-        earlier: prompts already asked in this step. Group ids go on from there, and a prompt that is asked again, also
-        within `prompts`, gets samples of other seeds. Raises: as `collect`.
-        """
-        requests = step_requests(prompts, samples, f"{label}-{step}", earlier)
-        began, scoring = time.monotonic(), self.scoring_seconds()
-        self.ask(requests, sampling, step)
-        made: dict[str, Group] = {}
-        others: list[Group] = []
-        ids = {request.group_id for request in requests}
-        while len(made) < len(ids):
-            for group in self.collect(WAIT_SECONDS):
-                if group.group_id in ids:
-                    made[group.group_id] = group
-                else:
-                    others.append(group)
-        self._arrived = others + self._arrived
-        seconds, scoring = time.monotonic() - began, self.scoring_seconds() - scoring
-        reward_seconds = min(seconds, max(0.0, scoring))
-        return Rollouts([made[request.group_id] for request in requests], seconds - reward_seconds, reward_seconds)
+    def load_weights(self, version: int, update: dict[str, Any], stays: bool = True) -> list[LoadReport]:
+        """Load a version into every engine that has started, and return their reports. Those that are starting get it later.
 
-    def scoring_seconds(self) -> float:
-        """In which an engine had only scores outstanding, so far; the largest of all engines'."""
-        return max(one.scoring_seconds if one else 0.0 for one in self.counters())
-
-    def load_weights(self, version: int, update: dict[str, Any]) -> list[Any]:
-        """Load a version into every engine that has started; returns their LoadReports. Those that are starting get it later.
+        stays: engines can load by this update later too; not so a broadcast.
 
         Raises:
-            WeightLoadError: an engine did not take it whole. Its responses are asked again after a load that succeeds.
+            WeightLoadError: an engine did not take it whole. Its responses are requested again after a load that succeeds.
             EngineLost: all were lost meanwhile, and are being replaced.
-            EnginesLost: as `collect`.
+            EnginesLost: no more may be replaced.
         """
-        self._update = (version, update)
-        self._holds_back = True  # a new engine is to get this version, not the one before
-        try:
-            return self._load_into(self._started(), version, update)
-        finally:
-            self._holds_back = self._is_asleep
-
-    def _load_into(self, engines: list[EngineHandle], version: int, update: dict[str, Any]) -> list[Any]:
-        """The reports of those that were not lost meanwhile."""
+        self.weights = CurrentWeights(version, update if stays else None)
+        engines = self.wait_for_one()
         for engine in engines:
             engine.load(version, update, self.in_flight)
-        reports: list[Any] = []
+        reports: list[LoadReport] = []
         losses: list[EngineLost] = []
         refusals: list[WeightLoadError] = []
         for engine in engines:
             try:
                 reports.append(engine.loaded(f"load weights of version {version}"))
             except EngineLost as lost:
-                self._replace(engine, lost)
+                self.replace(engine, lost)
                 losses.append(lost)
             except WeightLoadError as error:
                 refusals.append(error)
@@ -233,76 +238,53 @@ class EnginePool:
         return reports
 
     def begin_load(self, version: int, update: dict[str, Any], to_score: Sequences) -> None:
-        """As `load_weights`, without waiting: `collect` sees it through, and raises what it raises. `load_reports` will have the
-        log-probabilities of what is to be scored."""
-        self._update = (version, update)
+        """Begin what `load_weights` does, without waiting: `collect` and `look` see it through, and raise what it raises.
+        `take_reports` has the engines' log-probabilities of what is to be scored."""
+        assert not self.is_loading, "the load before is not over"
+        self.weights = CurrentWeights(version, update, to_score)
         for engine in self.engines:
             if engine.is_in_use:
-                engine.report = None
                 engine.load(version, update, self.in_flight, to_score)
 
     @property
     def is_loading(self) -> bool:
         return any(engine.is_loading for engine in self.engines)
 
-    def wait_a_moment(self) -> None:
-        """Let a moment pass, and take in what has come: groups stay for `collect`."""
-        self._turn(MOMENT_SECONDS)
-
     @property
-    def load_reports(self) -> list[LoadReport]:
-        """Of the engines that have taken what `begin_load` began; one that was replaced meanwhile has none."""
-        return [engine.report for engine in self.engines if engine.report is not None]
+    def has_reports(self) -> bool:
+        """Whether there are reports that nobody has taken."""
+        return any(engine.has_reports for engine in self.engines)
 
-    def probe(self, prompts: list[Prompt], sampling: Sampling, step: int) -> list[Trajectory]:
-        """Short continuations from every engine that holds the current weights. Raises: EnginesLost."""
-        found: list[Trajectory] = []
-        while not found:
-            while not (usable := [engine for engine in self.engines if engine.state == "usable"]):
-                self._turn(WAIT_SECONDS)
-            calls = [(engine, engine.actor.probe.remote(prompts, sampling, step)) for engine in usable]
-            for engine, call in calls:
-                try:
-                    found += self.watch.get([call], doing=f"probe, step {step}")[0]
-                except EngineLost as lost:
-                    self._replace(engine, lost)
-        return found
+    def take_reports(self) -> list[LoadReport]:
+        """Return the reports of loads that nobody waited for, each once."""
+        return [report for engine in self.engines for report in engine.take_reports()]
+
+    # ---- all together ----
 
     def drain(self) -> None:
-        """Let running responses end; none begins until weights come. Raises: EnginesLost."""
+        """Let running responses end; none begins until weights come. Raise EnginesLost."""
         self._all("drain")
 
     def sleep(self) -> None:
-        """Stop generating, and give accelerator memory back, until `wake`."""
-        self._is_asleep = self._holds_back = True
+        """Stop generating, and give accelerator memory back, until `wake`. Raise EnginesLost."""
+        self._is_asleep = True
         self._all("sleep")
 
     def wake(self) -> None:
-        """Take the memory again, and go on."""
+        """Take the memory again, and go on. Raise EnginesLost."""
         self._all("wake")
-        self._is_asleep = self._holds_back = False
-
-    def _all(self, what: str) -> None:
-        calls = [(engine, getattr(engine.actor, what).remote()) for engine in self.engines if engine.is_in_use]
-        for engine, call in calls:
-            try:
-                self.watch.get([call], doing=f"{what} engines")
-            except EngineLost as lost:
-                self._replace(engine, lost)
+        self._is_asleep = False
 
     def wait_for_all(self) -> None:
-        """Until all engines are in use. Raises: what kept one from its first start; EnginesLost."""
+        """Wait until all engines are in use. Raise what kept one from its first start, or EnginesLost."""
         while not all(engine.is_in_use for engine in self.engines):
-            self._turn(WAIT_SECONDS)
+            self.look(WAIT_SECONDS)
 
-    def wait_for_one(self) -> None:
-        """Until an engine has started: all may be on their way anew. Raises: EnginesLost."""
-        self._started()
-
-    def _started(self) -> list[EngineHandle]:
-        """Those that have started; waits for one when all are being replaced."""
-        while not (engines := [engine for engine in self.engines if engine.is_started]):
-            self._turn(WAIT_SECONDS)
+    def wait_for_one(self) -> list[EngineHandle]:
+        """Wait until an engine has started and none is loading, and return those that have: all may be on their way anew.
+        Raise EnginesLost."""
+        while self.is_loading or not (engines := [engine for engine in self.engines if engine.is_started]):
+            self.look(WAIT_SECONDS, gives_weights=False)
         return engines
 
     def close(self) -> None:
@@ -310,7 +292,7 @@ class EnginePool:
         closing = [(engine, engine.actor.close.remote()) for engine in self.engines if engine.is_started]
         for engine, call in closing:
             try:
-                self.watch.get([call], doing=f"close {engine.name}")
+                self.watch.get([call], f"close {engine.name}")
             except EngineLost as lost:
                 self.note(str(lost))
         for engine in self.engines:
@@ -321,3 +303,17 @@ class EnginePool:
         """End the actors at once, with their engines and scoring processes."""
         for engine in self.engines:
             engine.end()
+
+    def _all(self, what: str) -> None:
+        calls = [(engine, getattr(engine.actor, what).remote()) for engine in self.engines if engine.is_in_use]
+        self._results(calls, f"{what} engines")
+
+    def _results(self, calls: list[tuple[EngineHandle, Any]], doing: str) -> list[Any]:
+        """Wait for the calls to these engines and return the results of those that were not lost."""
+        results = []
+        for engine, call in calls:
+            try:
+                results += self.watch.get([call], doing)
+            except EngineLost as lost:
+                self.replace(engine, lost)
+        return results

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestration.metrics.tally import Tally
-from rollouts.worker import Collected
+from rollouts.worker import EngineCounters
 
 COUNTERS = ("busy_seconds", "scoring_seconds", "paused_seconds", "tokens_generated")
 
@@ -39,7 +39,7 @@ class EngineUtilisation:
         self._before: list[dict[str, float]] = []
         self._sums = dict.fromkeys(COUNTERS, 0.0)
 
-    def take_in(self, counters: Sequence[Collected | None], is_counted: bool = True) -> None:
+    def take_in(self, counters: Sequence[EngineCounters | None], is_counted: bool = True) -> None:
         """Add what passed since the last call, or leave it out.
 
         counters: the last ones of every engine; None: of an engine that was not heard of yet.

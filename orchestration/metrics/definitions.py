@@ -64,7 +64,7 @@ METRICS: dict[str, Metric] = {
     "rollout/engine_restarts": Metric(
         "engines", "Engines that died or stood still and were started again.", "Lost engines"
     ),
-    "rollout/reasked_groups": Metric(
+    "rollout/retried_groups": Metric(
         "groups", "Groups whose request was retried because the engine that worked on them was lost.", "Lost engines"
     ),
     "rollout/retired_prompts": Metric(
@@ -177,7 +177,7 @@ METRICS: dict[str, Metric] = {
         "Share of the responses in the step's forward passes whose tokens come from more than one policy version.",
         "Staleness by share",
     ),
-    "schedule/reused_share": Metric(
+    "schedule/replayed_share": Metric(
         "share", "Share of the batch's groups that were trained on before.", "Reused groups"
     ),
     "schedule/ready_groups": Metric(
@@ -232,11 +232,11 @@ METRICS: dict[str, Metric] = {
         "Sync probe",
     ),
     "sync/probe_gap_max": Metric("nats", "Largest |log-probability gap| of a probe token.", "Sync probe"),
-    "sync/proofs": Metric(
+    "sync/probes": Metric(
         "engines",
         "Engines that the probe compared with the trainer after they took a version, newly started engines included. "
         "In overlap a version may be probed in the step after the one that made it.",
-        "Sync proofs",
+        "Probes",
     ),
     "sync/bytes": Metric(
         "bytes", "Bytes of weights sent to engines; only the adapters' when only those are sent.", "Weight sync bytes"

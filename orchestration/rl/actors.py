@@ -13,8 +13,8 @@ from orchestration.cluster.devices import resolve
 from orchestration.cluster.gpu_bundles import placed
 from orchestration.cluster.job_shape import EngineJob, TrainerJob
 from orchestration.cluster.ray_session import started_ray
-from orchestration.cluster.watchdog import START_SECONDS, TrainerLost, Watch
-from orchestration.engines.pool import EnginePool
+from orchestration.cluster.watchdog import TrainerLost, Waiting, Watch
+from orchestration.engines.pool import MOMENT_SECONDS, EnginePool
 from orchestration.run.directory import CAPTURED_STEPS, RunDirectory
 from orchestration.trainer.ranks import TrainerRanks
 from orchestration.trainer.settings import TrainerSettings
@@ -25,7 +25,7 @@ class Actors:
     """Everything that is alive during a job; an evaluation on its own has no trainers."""
 
     trainers: TrainerRanks | None
-    rollouts: EnginePool
+    pool: EnginePool
     watch: Watch  # of all of them
 
 
@@ -59,32 +59,33 @@ def started_actors(
     watch = Watch(engine_job.failures.stall_seconds)
     devices = placed(device, ranks, engine_job.engines, engine_job.tensor_parallel_size, shared)
     with started_ray(), devices as options:
-        rollouts = EnginePool.create(engine_job, device, run, options[ranks:], cores, watch, note)
+        pool = EnginePool.create(engine_job, device, run, options[ranks:], cores, watch, note)
         trainers = None
         try:
-            if rollouts.sleeps:
-                rollouts.wait_for_all()
-                rollouts.sleep()
+            if pool.sleeps:
+                pool.wait_for_all()
+                pool.sleep()
             if training is not None:
                 trainers = TrainerRanks.create(device, run, options[:ranks], cores, watch)
-                told = (training.settings, training.method, device, training.job.sync_method, run.path / "sync")
-                watch.get(trainers.begin(*told), "start trainer", rollouts.wait_a_moment, START_SECONDS)
-            if rollouts.sleeps:
+                arguments = (training.settings, training.method, device, training.job.sync_method, run.path / "sync")
+                starting = Waiting(watch, trainers.begin(*arguments))
+                while not starting.is_over():
+                    pool.look(MOMENT_SECONDS)  # engines start at the same time
+            if pool.sleeps:
                 if trainers is not None:
-                    trainers.release_memory()
-                rollouts.wake()
-            rollouts.wait_for_all()
-            yield Actors(trainers, rollouts, watch)
+                    watch.wait(trainers.release_memory())
+                pool.wake()
+            pool.wait_for_all()
+            yield Actors(trainers, pool, watch)
         except BaseException:  # an error or Ctrl-C: nobody waits for a step that is under way
-            rollouts.abandon()
+            pool.abandon()
             if trainers is not None:
                 trainers.abandon()
             raise
-        rollouts.close()
+        pool.close()
         if trainers is not None:
-            trainers.meanwhile = None
             try:
-                trainers.close()
+                watch.wait(trainers.close())
             except TrainerLost as lost:  # the work is done: nothing that was to be kept goes with it
                 note(str(lost))
 

@@ -1,14 +1,13 @@
 """The driver loop of reinforcement learning: generate, train, sync, and now and then evaluate and keep.
 
-There is one loop. In sync mode a step's groups are asked when the step begins; in overlap engines are always asked ahead, as far
-as schedule.max_staleness allows, and go on while the trainer trains.
+There is one loop. In sync mode a step's groups are submitted when the step begins; in overlap prompts are always submitted
+ahead, as far as schedule.max_staleness allows, and engines go on while the trainer trains (rl/driver.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 from configs.blocks.rl import RLConfig
@@ -24,7 +23,7 @@ from orchestration.run.atomic_files import not_hiding
 from orchestration.run.console import Console
 from orchestration.run.directory import RunDirectory, checkpoints, read_marker
 from orchestration.run.logs import captured_output
-from orchestration.run.resume import DriverState, begin_anew, go_back, newest_resumable, owes_evaluation, way_on
+from orchestration.run.resume import begin_anew, go_back, newest_resumable, way_on
 from orchestration.trainer.token_objective import TokenObjective
 
 WriteReport = Callable[[Path], Path]
@@ -33,8 +32,8 @@ WriteReport = Callable[[Path], Path]
 def run_rl(config: RLConfig, prompts: PromptSets, run: RunDirectory, write_report: WriteReport) -> None:
     """Start everyone who works for the job, and do it; begin again from the last checkpoint when a trainer rank is lost.
 
-    What is worth keeping is in the run directory. Raises: as `drive`; TrainerLost after failures.job_restarts, or where the
-    checkpoint holds no state to go on from.
+    What is worth keeping is in the run directory. Raise what `drive` raises, and TrainerLost after failures.job_restarts or
+    where the checkpoint holds no state to go on from.
     """
     objective = TokenObjective(method_for(config), config.objective)
     with ExitStack() as stack:
@@ -62,7 +61,7 @@ def attempt(
     config: RLConfig, objective: TokenObjective, prompts: PromptSets, run: RunDirectory, console: Console,
     write_report: WriteReport, checkpoint: Path | None,
 ) -> None:  # fmt: skip
-    """The job with actors of its own, from its beginning or from a checkpoint. Raises: as `drive`."""
+    """Do the job with actors of its own, from its beginning or from a checkpoint. Raise what `drive` raises."""
     with ExitStack() as stack:
         with console.phase("starting engines and trainer"):
             actors = stack.enter_context(
@@ -72,23 +71,8 @@ def attempt(
             )
         job = RLJob(config, objective, prompts, run, actors, console)
         if checkpoint is not None:
-            go_on(job, checkpoint)
+            job.resume(checkpoint)
         drive(job, write_report)
-
-
-def go_on(job: RLJob, checkpoint: Path) -> None:
-    """Bring a new job to the end of the checkpoint's step. If that was not judged before the run ended, it is now, and the
-    checkpoint is then as any other one. Raises: as `drive`."""
-    with job.console.phase("resuming"):
-        job.resume(checkpoint)
-    job.console.note(f"goes on after step {job.trained_steps}, from {checkpoint}")
-    state = DriverState.read(checkpoint)
-    if owes_evaluation(job.run, state, job.config):
-        job.carried = state.metrics
-        job.evaluate(state.step)
-        metrics = {**state.metrics, **job.tally.means()}
-        replace(state, metrics=metrics, accuracies=list(job.accuracies)).write(checkpoint)
-        job.console.step(state.step, job.record(state.step))
 
 
 def drive(job: RLJob, write_report: WriteReport) -> None:
@@ -104,17 +88,18 @@ def drive(job: RLJob, write_report: WriteReport) -> None:
     """
     run, steps = job.run, job.config.train.steps
     try:
-        for step in range(job.first_step, steps + 1):
+        for step in range(job.progress.first_step, steps + 1):
             do_step(job, step)
             job.console.step(step, job.record(step))
             write_report(run.path)
     except (EnginesLost, SyncError) as error:
-        job.trainers.meanwhile = None  # it would meet the lost engine again
-        if job.trained_steps > max((read_marker(kept)["step"] for kept in checkpoints(run.path)), default=0):
+        job.driver.stop()  # another round would meet the lost engine again
+        trained = job.progress.trained_steps
+        if trained > max((read_marker(kept)["step"] for kept in checkpoints(run.path)), default=0):
             with not_hiding(error):
-                job.checkpoint(job.trained_steps)
+                job.checkpoint(trained)
         raise type(error)(f"{error} {way_on(run)}") from error
-    before, after = job.accuracies[0], job.accuracies[-1]
+    before, after = job.progress.accuracies[0], job.progress.accuracies[-1]
     job.console.summary(
         "done",
         {

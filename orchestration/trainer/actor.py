@@ -35,7 +35,7 @@ class TrainerActor:
         self.sender: WeightSender | None = None  # of rank 0
         self.tensors: list[TensorInfo] | None = None  # what a broadcast of the weights consists of
 
-    @ray.method(concurrency_group="beat")  # a thread of its own: it answers while the others work
+    @ray.method(concurrency_group="heartbeat")  # a thread of its own: it answers while the others work
     def heartbeat(self) -> Heartbeat:
         return self.activity.heartbeat()
 

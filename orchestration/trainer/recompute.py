@@ -8,18 +8,21 @@ import numpy as np
 
 from data_feeds.packing import pack
 from data_feeds.responses import Responses
+from orchestration.cluster.watchdog import Call
 from orchestration.trainer.ranks import TrainerRanks
 from records.rollout import Trajectory
 
+Columns = dict[str, list[np.ndarray]]  # by name, one float32 array of its action tokens per trajectory
 
-def recomputed_columns(
+
+def recompute(
     trainers: TrainerRanks, trajectories: list[Trajectory], names: Sequence[str], max_tokens: int, share_prompts: bool,
     temperature: float | None = None,
-) -> dict[str, list[np.ndarray]]:  # fmt: skip
-    """Return, by name, one float32 array of its action tokens per trajectory. Names: old_logprobs, ref_logprobs, old_values.
+) -> Call[Columns]:  # fmt: skip
+    """Have the ranks compute old_logprobs, ref_logprobs or old_values of these trajectories under their present weights.
 
-    temperature: None is that of the sampling. With old_values there is final_values too, [1] per trajectory: the value of
-    the state after its last token.
+    temperature: None is that of the sampling. With old_values the answer has final_values too, [1] per trajectory: the
+    value of the state after its last token.
     """
     has_values = "old_values" in names
     scored = [t.with_a_state_after() for t in trajectories] if has_values else trajectories
@@ -33,14 +36,18 @@ def recomputed_columns(
         ranks=len(trainers.actors),
         share_prompts=share_prompts,
     )
-    columns: dict[str, list[np.ndarray]] = {name: [np.zeros(0, dtype=np.float32)] * count for name in names}
-    for batches, computed in zip(per_rank, trainers.recompute(per_rank, names, temperature), strict=True):
-        for batch, by_name in zip(batches, computed, strict=True):
-            for name, values in by_name.items():
-                for index, own in batch.by_trajectory(values):
-                    columns[name][index] = own
-    if has_values:
-        columns["final_values"] = [values[-1:] for values in columns["old_values"]]
-        for name in names:
-            columns[name] = [values[:-1] for values in columns[name]]
-    return columns
+
+    def by_trajectory(answers: list[list[dict[str, np.ndarray]]]) -> Columns:
+        columns: Columns = {name: [np.zeros(0, dtype=np.float32)] * count for name in names}
+        for batches, of_batches in zip(per_rank, answers, strict=True):
+            for batch, by_name in zip(batches, of_batches, strict=True):
+                for name, values in by_name.items():
+                    for index, own in batch.by_trajectory(values):
+                        columns[name][index] = own
+        if has_values:
+            columns["final_values"] = [values[-1:] for values in columns["old_values"]]
+            for name in names:
+                columns[name] = [values[:-1] for values in columns[name]]
+        return columns
+
+    return trainers.recompute(per_rank, names, temperature).then(by_trajectory)

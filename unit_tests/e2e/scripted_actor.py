@@ -22,7 +22,6 @@ from rollouts import worker
 from rollouts.vllm.engine import LoadReport, WeightLoadError
 from rollouts.vllm.load_stamp import LoadStamp
 from rollouts.vllm.response import Generation
-from rollouts.vllm.sampling import Sampling
 from rollouts.worker import GroupRequest, RolloutWorker
 
 TOKENS = 4
@@ -131,13 +130,13 @@ class ScriptedActor(RolloutActor):
         RolloutWorker.__init__(self, SlowEngine(starts, log_file), Model(path="none"), reward, "single_turn")
         self.scoring = SameReward()
 
-    async def ask(self, requests: list[GroupRequest], sampling: Sampling, step: int) -> None:
-        await asyncio.sleep(self.late.get("ask", 0.0))
-        await super().ask(requests, sampling, step)
+    async def submit(self, requests: list[GroupRequest]) -> None:
+        await asyncio.sleep(self.late.get("submit", 0.0))
+        await super().submit(requests)
 
-    async def withdraw(self, group_ids: list[str]) -> None:
-        await asyncio.sleep(self.late.get("withdraw", 0.0))
-        await super().withdraw(group_ids)
+    async def cancel(self, group_ids: list[str]) -> None:
+        await asyncio.sleep(self.late.get("cancel", 0.0))
+        await super().cancel(group_ids)
 
     async def be_late(self, **seconds: float) -> None:
         """Have calls of these names overtaken by others from now on, as Ray may."""

@@ -16,7 +16,7 @@ from ray.exceptions import ActorDiedError
 from orchestration.cluster.ray_session import started_ray
 from orchestration.cluster.watchdog import EngineLost, EnginesLost, Watch
 from orchestration.engines.handle import EngineHandle
-from orchestration.engines.pool import EnginePool
+from orchestration.engines.pool import CurrentWeights, EnginePool
 from orchestration.engines.requests import step_requests
 from records.rollout import Group, Prompt
 from rollouts.vllm.engine import WeightLoadError
@@ -61,7 +61,8 @@ class Shared:
         if self.pool is None:
             self.pool, self.notes = started(self.folder, ("", "", ""), 0)
         pool = self.pool
-        pool.watch.stall_seconds, pool.on_restart, pool.restarts_left = 60.0, None, 9
+        pool.watch.stall_seconds, pool.restarts_left = 60.0, 9
+        pool.weights = CurrentWeights(0, {})
         pool.wait_for_all()
         ray.get([actor.generate_at.remote(0.05) for actor in pool.actors])
         ray.get([actor.be_late.remote() for actor in pool.actors])
@@ -86,10 +87,10 @@ def pool(shared: Shared) -> EnginePool:
     return shared.ready()
 
 
-def ask(pool: EnginePool, label: str) -> list[str]:
+def submit(pool: EnginePool, label: str) -> list[str]:
     """Request all prompts; return the ids of their groups."""
-    requests = step_requests(PROMPTS, SAMPLES, label, ())
-    pool.ask(requests, SAMPLING, 1)
+    requests = step_requests(PROMPTS, SAMPLES, SAMPLING, 1, label)
+    pool.submit(requests)
     return [request.group_id for request in requests]
 
 
@@ -136,7 +137,7 @@ def test_an_engine_lost_in_its_first_start_is_started_again_whatever_its_next_st
     assert "engine 1 did not start again: there is no such model" in said[1][1]
     assert "No space left on device" in said[2][1]
     assert pool.tally().means()["rollout/engine_restarts"] == 5 and pool.restarts_left == 0
-    ask(pool, "first")
+    submit(pool, "first")
     assert len(collect_all(pool)) == len(PROMPTS)
     assert all(engine.counters is not None for engine in pool.engines), "all made some of them"
     pool.abandon()
@@ -163,8 +164,8 @@ def test_an_engine_that_starts_slowly_is_not_taken_for_one_that_stands_still(tmp
     pool, notes = started(tmp_path, ("hs",), restarts=2)
     kill_in_its_start(pool.engines[0])
     pool.watch.stall_seconds = SLOW_SECONDS / 2
-    pool.on_restart = lambda _: None  # it gets its weights with the next load
-    ask(pool, "first")
+    pool.weights = CurrentWeights(0, None)  # it gets its weights with the next load
+    submit(pool, "first")
     while not pool.engines[0].is_started:
         pool.collect(0.5)
     pool.load_weights(1, {})
@@ -177,17 +178,17 @@ def test_a_lost_engines_groups_go_to_the_others_and_the_new_one_gets_the_weights
     """Alone catches groups that wait for their engine's replacement, come twice, or are made again under old weights."""
     frozen = pool.engines[2]
     ray.get(frozen.actor.generate_at.remote(1000.0))
-    ids = ask(pool, "first")
+    ids = submit(pool, "first")
     assert [len(engine.outstanding) for engine in pool.engines] == [4, 4, 4]
     os.kill(process_of(frozen), signal.SIGSTOP)
     pool.watch.stall_seconds = STALL_SECONDS
     assert ids_of(collect_all(pool)) == sorted(ids)
-    assert pool.tally().means()["rollout/reasked_groups"] == 4
+    assert pool.tally().means()["rollout/retried_groups"] == 4
     pool.watch.stall_seconds = 60.0
     pool.load_weights(7, {})
-    wait_for(lambda: pool.wait_a_moment() or frozen.state == "usable", "the new engine is in use")
+    wait_for(lambda: pool.look(0.05) or frozen.state == "usable", "the new engine is in use")
     assert versions_of(pool) == [7, 7, 7]
-    ids = ask(pool, "second")
+    ids = submit(pool, "second")
     groups = collect_all(pool)
     assert ids_of(groups) == sorted(ids)
     assert all((t.versions == 7).all() for group in groups for t in group.trajectories)
@@ -195,14 +196,13 @@ def test_a_lost_engines_groups_go_to_the_others_and_the_new_one_gets_the_weights
 
 def test_new_engines_wait_for_weights_that_cannot_come_now(pool: EnginePool) -> None:
     """Alone catches a new engine that generates before it has weights, as with nccl when the trainer's have moved on."""
-    pool.on_restart = lambda _: None
-    pool.load_weights(3, {})
+    pool.load_weights(3, {}, stays=False)
     first = pool.engines[0]
-    ask(pool, "first")
+    submit(pool, "first")
     os.kill(process_of(first), signal.SIGKILL)
     collect_all(pool)
-    wait_for(lambda: pool.wait_a_moment() or first.state == "started", "the new engine has started")
-    ids = ask(pool, "second")
+    wait_for(lambda: pool.look(0.05) or first.state == "started", "the new engine has started")
+    ids = submit(pool, "second")
     assert not first.outstanding, "it has no weights"
     assert ids_of(collect_all(pool)) == sorted(ids)
     assert len(pool.load_weights(4, {})) == 3
@@ -210,11 +210,11 @@ def test_new_engines_wait_for_weights_that_cannot_come_now(pool: EnginePool) -> 
     assert versions_of(pool) == [4, 4, 4]
 
 
-@pytest.mark.parametrize("late", ["ask", "withdraw"])
+@pytest.mark.parametrize("late", ["submit", "cancel"])
 def test_what_a_refused_load_cut_off_is_asked_again_after_one_that_succeeds(pool: EnginePool, late: str) -> None:
     """Alone catches a call of an actor that is overtaken by those after it, and groups that a refused load loses."""
     ray.get([actor.be_late.remote(**{late: 1.5}) for actor in pool.actors])
-    ids = ask(pool, "first")
+    ids = submit(pool, "first")
     groups = pool.collect(0.2)
     with pytest.raises(WeightLoadError, match="checksum"):
         pool.load_weights(1, {"refusal": "checksum"})
@@ -240,11 +240,11 @@ def test_a_load_that_all_engines_are_lost_in_is_not_continued_by_those_that_foll
 
 def test_a_new_engine_that_does_not_take_the_weights_is_lost_too(pool: EnginePool, shared: Shared) -> None:
     """Alone catches a new engine's refusal that ends the run, or is told with the traceback that Ray adds."""
-    pool.on_restart = lambda actor: ray.get(actor.load_weights.remote(1, {"refusal": "checksum"}))
-    ask(pool, "first")
+    pool.weights = CurrentWeights(1, {"refusal": "checksum"})
+    submit(pool, "first")
     os.kill(process_of(pool.engines[2]), signal.SIGKILL)
     collect_all(pool)
-    wait_for(lambda: pool.wait_a_moment() or len(shared.notes) == 2, "the new engine has refused the weights")
+    wait_for(lambda: pool.look(0.05) or len(shared.notes) == 2, "the new engine has refused the weights")
     assert "engine 2 was started again and did not take the weights: checksum. " in shared.notes[1]
     assert "Traceback" not in shared.notes[1] and "ray::" not in shared.notes[1]
 
@@ -253,7 +253,7 @@ def test_a_loss_for_good_is_one_loss_whoever_meets_it_next(pool: EnginePool) -> 
     """Alone catches a loss that is counted again when the driver, in the middle of a checkpoint, goes on for a while."""
     pool.restarts_left = 0
     pool._deaths.clear()
-    ask(pool, "first")
+    submit(pool, "first")
     os.kill(process_of(pool.engines[2]), signal.SIGKILL)
     said = []
     for _ in range(2):

@@ -115,7 +115,7 @@ def test_a_lost_engine_is_replaced_and_nothing_is_lost(
         assert words in note
     counted = rollouts.tally().means()
     assert counted["rollout/engine_restarts"] == 1
-    assert counted["rollout/reasked_groups"] >= 16
+    assert counted["rollout/retried_groups"] >= 16
     assert not is_alive(actor)
     assert not is_alive(core)
 

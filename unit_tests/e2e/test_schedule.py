@@ -68,7 +68,7 @@ def test_partial_rollouts_on_shared_devices(stack: SharedStack) -> None:
 def test_groups_are_reused_as_often_as_the_configuration_says(stack: SharedStack) -> None:
     done = stack.run({"schedule": {"replay_buffer_versions": 1, "replay_buffer_share": 0.25}, "train": TRAIN})
     assert [len(groups_of(done, step)) for step in range(1, 5)] == [6] * 4, "a quarter of eight is not generated"
-    assert all(row["schedule/reused_share"] == 0.25 for row in done.rows[2:])
+    assert all(row["schedule/replayed_share"] == 0.25 for row in done.rows[2:])
     assert all(row["train/staleness_max"] == 1 for row in done.rows[2:])
 
 
@@ -162,14 +162,14 @@ def test_an_engine_that_is_started_again_proves_what_it_was_given(stack: SharedS
                         with pytest.raises(ProbeFailed, match="mean gap 1 nats"):
                             in_flight.turn()
                     else:
-                        proofs.append(in_flight.turn().means()["sync/proofs"])
+                        proofs.append(in_flight.turn().means()["sync/probes"])
                     in_flight._expected = expected
                     assert in_flight.is_settled
             return path
 
         drive(job, look)
     assert proofs == [1]
-    assert sum(row.get("sync/proofs", 0) for row in read_metrics(job.run.path)) == 5, "the first one, and one a step"
+    assert sum(row.get("sync/probes", 0) for row in read_metrics(job.run.path)) == 5, "the first one, and one a step"
 
 
 def test_a_refusal_that_is_met_while_a_checkpoint_is_written_ends_the_run_after_it(stack: SharedStack) -> None:

@@ -132,7 +132,7 @@ def test_what_a_killed_engine_was_asked_the_other_one_makes(
     assert lost and lost <= from_first
     rows = read_metrics(job.run.path)
     assert sum(row.get("rollout/engine_restarts", 0) for row in rows) == 1
-    assert sum(row.get("rollout/reasked_groups", 0) for row in rows) >= len(lost)
+    assert sum(row.get("rollout/retried_groups", 0) for row in rows) >= len(lost)
     assert all(row["train/staleness_max"] <= 1 for row in rows[1:])
 
 

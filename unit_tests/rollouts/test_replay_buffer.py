@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from records.rollout import Group, Prompt, Trajectory
-from rollouts.replay_buffer import ReuseBuffer
+from rollouts.replay_buffer import ReplayBuffer
 
 
 def a_group(name: str, version: int = 0, dropped_by: str | None = None) -> Group:
@@ -24,7 +24,7 @@ def names(groups: list[Group]) -> list[str]:
 
 
 def test_a_group_is_reused_until_it_is_too_old() -> None:
-    buffer = ReuseBuffer(reuse_versions=2, groups_per_batch=1, seed=0)
+    buffer = ReplayBuffer(reuse_versions=2, groups_per_batch=1, seed=0)
     assert buffer.take(5) == []
     buffer.add([a_group("a")], 5)
     assert names(buffer.take(6)) == ["a"]
@@ -34,13 +34,13 @@ def test_a_group_is_reused_until_it_is_too_old() -> None:
 
 
 def test_what_filters_left_out_is_not_reused() -> None:
-    buffer = ReuseBuffer(reuse_versions=1, groups_per_batch=1, seed=0)
+    buffer = ReplayBuffer(reuse_versions=1, groups_per_batch=1, seed=0)
     buffer.add([a_group("a", dropped_by="overlong")], 0)
     assert buffer.take(1) == []
 
 
 def test_records_come_back_as_they_were_sampled() -> None:
-    buffer = ReuseBuffer(reuse_versions=3, groups_per_batch=1, seed=0)
+    buffer = ReplayBuffer(reuse_versions=3, groups_per_batch=1, seed=0)
     group = a_group("a", version=4)
     buffer.add([group], 5)
     (back,) = buffer.take(7)
@@ -51,7 +51,7 @@ def test_records_come_back_as_they_were_sampled() -> None:
 
 @given(seed=st.integers(0, 1000), steps=st.lists(st.integers(0, 6), max_size=8), reuse_versions=st.integers(1, 3))
 def test_any_run_draws_without_replacement_in_time_and_the_same_after_a_resume(seed, steps, reuse_versions) -> None:
-    buffer, resumed = (ReuseBuffer(reuse_versions, 3, seed) for _ in range(2))
+    buffer, resumed = (ReplayBuffer(reuse_versions, 3, seed) for _ in range(2))
     for version, fresh in enumerate(steps):
         resumed.load_state(buffer.state)
         taken = buffer.take(version)
@@ -64,7 +64,7 @@ def test_any_run_draws_without_replacement_in_time_and_the_same_after_a_resume(s
 def test_the_draw_changes_with_version_and_seed() -> None:
     draws = set()
     for seed in (0, 1):
-        buffer = ReuseBuffer(10, 10, seed)
+        buffer = ReplayBuffer(10, 10, seed)
         buffer.add([a_group(str(i)) for i in range(100)], 0)
         draws |= {tuple(names(buffer.take(version))) for version in (1, 2)}
     assert len(draws) == 4

@@ -86,9 +86,9 @@ def model(tmp_path_factory):
 SAMPLING = Sampling(max_new_tokens=8)
 
 
-def made_askings(groups, samples):
+def requests_for(groups, samples, step=1):
     prompts = [Prompt(f"p{i}", [{"role": "user", "content": f"question {i}"}]) for i in range(groups)]
-    return [GroupRequest(f"g{i}", prompt, samples) for i, prompt in enumerate(prompts)]
+    return [GroupRequest(f"g{i}", prompt, samples, SAMPLING, step) for i, prompt in enumerate(prompts)]
 
 
 def with_worker(model, do, engine=None, environment="single_turn"):
@@ -108,10 +108,10 @@ def with_worker(model, do, engine=None, environment="single_turn"):
 
 async def made(worker, requests):
     """The groups of these askings, in their order; others that come meanwhile are dropped."""
-    await worker.ask(requests, SAMPLING, step=1)
+    await worker.submit(requests)
     ids, groups = [request.group_id for request in requests], {}
     while not groups.keys() >= set(ids):
-        groups |= {group.group_id: group for group in (await worker.collect(10)).groups}
+        groups |= {group.group_id: group for group in (await worker.collect(10))[0]}
     return [groups[name] for name in ids]
 
 
@@ -119,7 +119,7 @@ def generate(model, environment, samples):
     """The engine, and two groups."""
 
     async def do(worker):
-        return worker.engine, await made(worker, made_askings(2, samples))
+        return worker.engine, await made(worker, requests_for(2, samples))
 
     return with_worker(model, do, environment=environment)
 
@@ -153,9 +153,9 @@ def test_no_environment_hears_of_a_probe(model):
     """Here one that breaks on the second prompt, and asks for further turns on the others."""
 
     async def do(worker):
-        prompts = [request.prompt for request in made_askings(3, 1)]
+        prompts = [request.prompt for request in requests_for(3, 1)]
         found = await worker.probe(prompts, SAMPLING, step=1)
-        return worker.engine, found, await worker.collect(0.0)
+        return worker.engine, found, (await worker.collect(0.0))[1]
 
     engine, found, counters = with_worker(model, do, environment="unit_tests.rollouts.test_worker:BreaksOnP1")
     assert [t.prompt.prompt_id for t in found] == ["p0", "p1", "p2"]
@@ -169,7 +169,10 @@ def test_no_environment_hears_of_a_probe(model):
 def test_a_prompt_asked_again_is_seeded_as_further_samples(model):
     async def do(worker):
         prompt = Prompt("p0", [{"role": "user", "content": "question"}])
-        await made(worker, [GroupRequest("g0", prompt, 2), GroupRequest("g1", prompt, 2, first_sample=2)])
+        await made(
+            worker,
+            [GroupRequest("g0", prompt, 2, SAMPLING, 1), GroupRequest("g1", prompt, 2, SAMPLING, 1, first_sample=2)],
+        )
         return worker.engine
 
     assert sorted(asked[2] for asked in with_worker(model, do).asked) == [0, 1, 2, 3]
@@ -179,22 +182,22 @@ async def collected(worker, count):
     """Group ids in the order they came, over as many calls as it takes."""
     ids = []
     while len(ids) < count:
-        ids += [group.group_id for group in (await worker.collect(10)).groups]
+        ids += [group.group_id for group in (await worker.collect(10))[0]]
     return ids
 
 
 def test_what_was_asked_is_collected_once_in_order_of_finishing(model):
     async def do(worker):
         began = time.monotonic()
-        await worker.ask(made_askings(3, 2), SAMPLING, step=1)
+        await worker.submit(requests_for(3, 2))
         asked_seconds = time.monotonic() - began
         ids = await collected(worker, 3)
-        rest = await worker.collect(0.0)
+        rest, _ = await worker.collect(0.0)
         return worker.engine, asked_seconds, ids, rest
 
     engine, asked_seconds, ids, rest = with_worker(model, do, ScriptedEngine({"p0": 0.6, "p1": 0.3, "p2": 0.0}))
     assert ids == ["g2", "g1", "g0"]
-    assert rest.groups == []
+    assert rest == []
     assert asked_seconds < 0.1
     order = [(prompt, sample) for _, prompt, sample in engine.asked]
     assert order == [(f"p{i}#0", sample) for i in range(3) for sample in range(2)]  # begun in the order of asking
@@ -202,10 +205,10 @@ def test_what_was_asked_is_collected_once_in_order_of_finishing(model):
 
 def test_collect_returns_all_there_are_and_waits_only_for_the_first(model):
     async def do(worker):
-        await worker.ask(made_askings(3, 1), SAMPLING, step=1)
+        await worker.submit(requests_for(3, 1))
         await asyncio.sleep(1.0)  # two are done by now
         began = time.monotonic()
-        groups = (await worker.collect(30)).groups
+        groups = (await worker.collect(30))[0]
         return [group.group_id for group in groups], time.monotonic() - began
 
     ids, seconds = with_worker(model, do, ScriptedEngine({"p0": 0.0, "p1": 0.1, "p2": 60.0}))
@@ -215,18 +218,17 @@ def test_collect_returns_all_there_are_and_waits_only_for_the_first(model):
 
 def test_collect_waits_no_longer_than_told_and_counts_meanwhile(model):
     async def do(worker):
-        await worker.ask(made_askings(2, 3), SAMPLING, step=1)
+        await worker.submit(requests_for(2, 3))
         began = time.monotonic()
-        first = await worker.collect(0.3)
+        groups, first = await worker.collect(0.3)
+        assert groups == []
         seconds = time.monotonic() - began
         await asyncio.sleep(0.2)
         worker.engine.pause += 0.1  # the engine stood still for half of the time
-        return seconds, first, await worker.collect(0.0)
+        return seconds, first, (await worker.collect(0.0))[1]
 
     seconds, first, then = with_worker(model, do, ScriptedEngine({"p0": 60.0, "p1": 60.0}))
     assert 0.3 <= seconds < 1.0
-    assert first.groups == then.groups == []
-    assert (then.responses_running, then.groups_running) == (6, 2)
     assert first.busy_seconds == pytest.approx(seconds, abs=0.05)
     assert then.busy_seconds - first.busy_seconds == pytest.approx(0.1, abs=0.08)
     assert then.paused_seconds == 0.1
@@ -234,15 +236,14 @@ def test_collect_waits_no_longer_than_told_and_counts_meanwhile(model):
 
 def test_counters_of_finished_work(model):
     async def do(worker):
-        await worker.ask(made_askings(2, 3), SAMPLING, step=1)
+        await worker.submit(requests_for(2, 3))
         await collected(worker, 2)
-        first = await worker.collect(0.0)
+        _, first = await worker.collect(0.0)
         await asyncio.sleep(0.1)
-        return first, await worker.collect(0.0)
+        return first, (await worker.collect(0.0))[1]
 
     first, then = with_worker(model, do)
     assert first.tokens_generated == 2 * (1 + 2 + 3)
-    assert (first.responses_running, first.groups_running) == (0, 0)
     assert (first.busy_seconds, first.scoring_seconds) == (then.busy_seconds, then.scoring_seconds)
     assert first.busy_seconds > 0
     assert first.scoring_seconds > 0
@@ -250,7 +251,7 @@ def test_counters_of_finished_work(model):
 
 def test_an_error_in_a_group_is_raised_once_and_the_others_come_all_the_same(model):
     async def do(worker):
-        await worker.ask(made_askings(3, 2), SAMPLING, step=1)
+        await worker.submit(requests_for(3, 2))
         with pytest.raises(KeyError, match="no such world") as caught:
             await worker.collect(10)
         return caught.value.__notes__, await collected(worker, 2)
@@ -268,34 +269,34 @@ def test_the_other_responses_of_a_broken_group_end(model):
             return await super().generate(prompt_ids, sampling, step, prompt_id, sample, oldest_version)
 
     async def do(worker):
-        await worker.ask(made_askings(1, 3), SAMPLING, step=1)
+        await worker.submit(requests_for(1, 3))
         with pytest.raises(OSError, match="the engine is gone"):
             await worker.collect(10)
-        return worker.engine, await worker.collect(0.1)
+        return worker.engine, (worker._responses.running, worker._groups.running)
 
-    engine, counters = with_worker(model, do, BreaksOnSample1({"p0": 60.0}))
+    engine, running = with_worker(model, do, BreaksOnSample1({"p0": 60.0}))
     assert engine.cancelled == [("p0#0", 0), ("p0#0", 2)]
-    assert (counters.responses_running, counters.groups_running) == (0, 0)
+    assert running == (0, 0)
 
 
-def test_withdrawn_groups_end_and_never_come(model):
+def test_cancelled_groups_end_and_never_come(model):
     async def do(worker):
-        await worker.ask(made_askings(3, 2), SAMPLING, step=1)
+        await worker.submit(requests_for(3, 2))
         await asyncio.sleep(0.5)  # g0 is finished, and not collected
-        await worker.withdraw(["g0", "g1", "unknown"])
-        counters = await worker.collect(0.0)
-        await worker.ask(made_askings(1, 2), SAMPLING, step=2)  # g0 again
-        return worker.engine, counters, await collected(worker, 2)
+        await worker.cancel(["g0", "g1", "unknown"])
+        groups, _ = await worker.collect(0.0)
+        assert groups == [] and worker._groups.running == 1
+        await worker.submit(requests_for(1, 2, step=2))  # g0 again
+        return worker.engine, await collected(worker, 2)
 
-    engine, counters, ids = with_worker(model, do, ScriptedEngine({"p0": 0.0, "p1": 60.0, "p2": 1.0}))
+    engine, ids = with_worker(model, do, ScriptedEngine({"p0": 0.0, "p1": 60.0, "p2": 1.0}))
     assert engine.cancelled == [("p1#0", 0), ("p1#0", 1)]
-    assert (counters.groups, counters.groups_running) == ([], 1)
     assert ids == ["g0", "g2"]
 
 
 def test_closing_ends_what_is_under_way(model):
     async def do(worker):
-        await worker.ask(made_askings(1, 2), SAMPLING, step=1)
+        await worker.submit(requests_for(1, 2))
         await asyncio.sleep(0.05)
         return worker.engine
 
@@ -306,10 +307,12 @@ def test_what_is_asked_later_runs_beside_what_was_asked(model):
     """As an evaluation does in overlap."""
 
     async def do(worker):
-        await worker.ask(made_askings(1, 2), SAMPLING, step=1)
-        (group,) = await made(worker, [GroupRequest("e0", Prompt("q0", [{"role": "user", "content": "question"}]), 1)])
-        return group, await worker.collect(0.0)
+        await worker.submit(requests_for(1, 2))
+        (group,) = await made(
+            worker, [GroupRequest("e0", Prompt("q0", [{"role": "user", "content": "question"}]), 1, SAMPLING, 1)]
+        )
+        return group, worker._responses.running
 
-    group, counters = with_worker(model, do, ScriptedEngine({"p0": 60.0}))
+    group, running = with_worker(model, do, ScriptedEngine({"p0": 60.0}))
     assert group.group_id == "e0"
-    assert counters.responses_running == 2
+    assert running == 2

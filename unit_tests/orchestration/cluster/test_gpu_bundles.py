@@ -28,7 +28,7 @@ def test_gpus_are_shared_in_pairs_or_not_at_all() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {
         "PYTHONPATH": str(ROOT)
     }
-    command = [sys.executable, str(ROOT / "unit_tests" / "orchestration" / "placed_actors.py")]
+    command = [sys.executable, str(ROOT / "unit_tests" / "orchestration" / "ranks" / "placed_actors.py")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
     few, two_each, by_wish = json.loads(done.stdout.strip().splitlines()[-1])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from orchestration.engines.utilisation import EngineUtilisation
-from rollouts.worker import Collected
+from rollouts.worker import EngineCounters
 
 
-def counters(busy: float, paused: float = 0.0, tokens: int = 0) -> Collected:
-    return Collected([], tokens, 0, 0, busy_seconds=busy, scoring_seconds=0.0, paused_seconds=paused)
+def counters(busy: float, paused: float = 0.0, tokens: int = 0) -> EngineCounters:
+    return EngineCounters(tokens, busy_seconds=busy, scoring_seconds=0.0, paused_seconds=paused)
 
 
 def test_seconds_are_means_over_engines_and_tokens_are_sums() -> None:

@@ -1,4 +1,4 @@
-"""A feed whose engines answer from a script."""
+"""A queue of rollouts whose engines answer from a script."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ SAMPLES = 4
 OVERLAP = {"mode": "overlap", "max_staleness": 1}
 
 
-class ScriptedRollouts:
-    """Answers from a script: `passes(prompt id, number of the asking)` responses of a group are paid 1, the others 0.
+class ScriptedPool:
+    """Answers from a script: `passes(prompt id, number of the request)` responses of a group are paid 1, the others 0.
 
-    With `hold`, asked groups are finished only when `finish` says so.
+    With `hold`, groups are finished only when `finish` says so.
     """
 
     def __init__(self, passes: Callable[[str, int], int], hold: bool = False) -> None:
         self.passes, self.hold = passes, hold
-        self.asked: list[list[GroupRequest]] = []  # per call
+        self.submitted: list[list[GroupRequest]] = []  # per call
         self.seeds: list[int] = []
         self.version = 0
         self._held: list[Group] = []
@@ -36,13 +36,13 @@ class ScriptedRollouts:
 
     @property
     def group_ids(self) -> list[str]:
-        return [request.group_id for call in self.asked for request in call]
+        return [request.group_id for call in self.submitted for request in call]
 
     @property
     def prompt_ids(self) -> list[list[str]]:
-        return [[request.prompt.prompt_id for request in call] for call in self.asked]
+        return [[request.prompt.prompt_id for request in call] for call in self.submitted]
 
-    def ask(self, requests: list[GroupRequest], sampling: Sampling, step: int) -> None:
+    def submit(self, requests: list[GroupRequest]) -> None:
         before = len(self.group_ids)
         for number, request in enumerate(requests, start=before):
             right = self.passes(request.prompt.prompt_id, number)
@@ -52,10 +52,10 @@ class ScriptedRollouts:
             ]
             self._held.append(Group(request.group_id, request.prompt, made))
             self.seeds += [
-                sampling.request_seed(step, request.prompt.prompt_id, request.first_sample + i)
+                request.sampling.request_seed(request.step, request.prompt.prompt_id, request.first_sample + i)
                 for i in range(request.samples)
             ]
-        self.asked.append(requests)
+        self.submitted.append(requests)
         if not self.hold:
             self.finish(*(group.group_id for group in self._held))
 
@@ -66,7 +66,7 @@ class ScriptedRollouts:
         self._ready += done
 
     def collect(self, wait_seconds: float) -> list[Group]:
-        assert self._ready or wait_seconds == 0, "the feed waits for what nobody is making"
+        assert self._ready or wait_seconds == 0, "the queue waits for what nobody is making"
         ready, self._ready = self._ready, []
         return ready
 
@@ -98,11 +98,11 @@ def job(
     )  # fmt: skip
 
 
-def feed(
+def queue_of(
     passes: Callable[[str, int], int], filters: list[Any], prompts: int = 40, hold: bool = False, **of_job: Any
-) -> tuple[RolloutQueue, ScriptedRollouts, list[str]]:
+) -> tuple[RolloutQueue, ScriptedPool, list[str]]:
     notes: list[str] = []
-    scripted = ScriptedRollouts(passes, hold)
+    scripted = ScriptedPool(passes, hold)
     sampler = ShuffledPrompts([Prompt(f"p/{i}", []) for i in range(prompts)], seed=0)
     sampling = Sampling(max_new_tokens=8, seeded=True)
     config = job(filters, **of_job)
@@ -111,6 +111,23 @@ def feed(
 
 def objective_of(config: RLConfig) -> TokenObjective:
     return TokenObjective(method_for(config), config.objective)
+
+
+def go_round(queue: RolloutQueue, version: int, wait_seconds: float = 0.0) -> None:
+    """What the driver does while it waits, of the queue."""
+    queue.submit(version)
+    for group in queue.pool.collect(wait_seconds):
+        queue.take_in(group)
+
+
+def take(queue: RolloutQueue, version: int, round_: Callable[[float], None] | None = None) -> Batch:
+    """The next batch, once it is complete. round_: what is done until then, in place of `go_round`."""
+    while (batch := queue.take(version)) is None:
+        if round_ is None:
+            go_round(queue, version, 1.0)
+        else:
+            round_(1.0)
+    return batch
 
 
 def trained(batch: Batch) -> int:

@@ -17,22 +17,22 @@ from orchestration.run.directory import RunDirectory, read_metrics
 from orchestration.run.samples import read_samples
 from records.rollout import Group, Prompt
 from rollouts.vllm.sampling import Sampling
-from unit_tests.orchestration.rl.scripted_queue import OVERLAP, SAMPLES, feed, trained
+from unit_tests.orchestration.rl.scripted_queue import OVERLAP, SAMPLES, go_round, queue_of, take, trained
 
 
 def test_without_filters_one_call_and_nothing_said() -> None:
-    one, scripted, notes = feed(lambda prompt, number: SAMPLES, [])
-    batch = one.take(0)
-    assert len(batch.groups) == 4 and trained(batch) == 4 and len(scripted.asked) == 1
+    one, scripted, notes = queue_of(lambda prompt, number: SAMPLES, [])
+    batch = take(one, 0)
+    assert len(batch.groups) == 4 and trained(batch) == 4 and len(scripted.submitted) == 1
     assert one.tally(batch, 0).means() == {} and notes == []
 
 
 def test_exactly_the_missing_are_asked_until_the_batch_is_full() -> None:
     # Of the first 4, 3 are lost; of the 3 asked in their place, 2; then none.
     is_lost = [True, True, True, False, True, True, False, False, False]
-    one, scripted, notes = feed(lambda prompt, number: SAMPLES if is_lost[number] else 1, ["zero_variance"])
-    batch = one.take(0)
-    assert [len(ids) for ids in scripted.asked] == [4, 3, 2] and trained(batch) == 4 and notes == []
+    one, scripted, notes = queue_of(lambda prompt, number: SAMPLES if is_lost[number] else 1, ["zero_variance"])
+    batch = take(one, 0)
+    assert [len(ids) for ids in scripted.submitted] == [4, 3, 2] and trained(batch) == 4 and notes == []
     assert one.tally(batch, 0).means() == {
         "rollout/dropped_responses": 5 * SAMPLES, "rollout/dropped_in_baseline": 0, "rollout/filtered_groups": 5,
         "rollout/filtered/zero_variance": 5 * SAMPLES, "rollout/refilled_groups": 5, "rollout/unfilled_groups": 0,
@@ -41,17 +41,17 @@ def test_exactly_the_missing_are_asked_until_the_batch_is_full() -> None:
 
 
 def test_rewards_and_responses_are_counted_before_filtering() -> None:
-    one, _, _ = feed(lambda prompt, number: SAMPLES if number < 4 else 1, ["zero_variance"])
-    means = rollout_tally(one.take(0).finished, 0.5).means()
+    one, _, _ = queue_of(lambda prompt, number: SAMPLES if number < 4 else 1, ["zero_variance"])
+    means = rollout_tally(take(one, 0).finished, 0.5).means()
     assert means["rollout/responses"] == 8 * SAMPLES and means["rollout/zero_variance_groups"] == 4
     assert means["reward/mean"] == pytest.approx((1 + 1 / SAMPLES) / 2)
 
 
 @pytest.mark.parametrize("cap", [0, 1, 3])
 def test_the_cap_holds_and_what_is_missing_is_said_once(cap: int) -> None:
-    one, scripted, notes = feed(lambda prompt, number: 0, ["pass_rate"], max_refill_rounds=cap)
+    one, scripted, notes = queue_of(lambda prompt, number: 0, ["pass_rate"], max_refill_rounds=cap)
     for _ in (1, 2):
-        batch = one.take(0)
+        batch = take(one, 0)
         one.trained(0)
         means = one.tally(batch, 0).means()
         assert trained(batch) == 0 and batch.groups == []
@@ -61,17 +61,17 @@ def test_the_cap_holds_and_what_is_missing_is_said_once(cap: int) -> None:
 
 
 def test_a_filter_that_does_not_refill_leaves_the_step_smaller() -> None:
-    one, scripted, notes = feed(lambda prompt, number: 0, [{"function": "zero_variance", "refill": False}])
-    batch = one.take(0)
+    one, scripted, notes = queue_of(lambda prompt, number: 0, [{"function": "zero_variance", "refill": False}])
+    batch = take(one, 0)
     means = one.tally(batch, 0).means()
-    assert len(scripted.asked) == 1 and trained(batch) == 0 and len(batch.groups) == 4 and notes == []
+    assert len(scripted.submitted) == 1 and trained(batch) == 0 and len(batch.groups) == 4 and notes == []
     assert means["rollout/filtered_groups"] == 4 and "rollout/unfilled_groups" not in means
 
 
 def test_a_prompt_asked_again_in_a_step_gets_other_samples() -> None:
-    one, scripted, _ = feed(lambda prompt, number: 0, ["zero_variance"], prompts=3)
+    one, scripted, _ = queue_of(lambda prompt, number: 0, ["zero_variance"], prompts=3)
     one.next_step = 5
-    one.take(0)
+    take(one, 0)
     assert len(scripted.group_ids) == len(set(scripted.group_ids)) == 16
     assert len(scripted.seeds) == len(set(scripted.seeds)) == 16 * SAMPLES, "3 prompts were asked 16 times"
     first = Sampling(max_new_tokens=8, seeded=True)
@@ -79,21 +79,21 @@ def test_a_prompt_asked_again_in_a_step_gets_other_samples() -> None:
 
 
 def test_the_sampler_sees_every_group_in_order_of_asking() -> None:
-    one, scripted, _ = feed(lambda prompt, number: SAMPLES if number < 4 else 1, ["zero_variance"])
+    one, scripted, _ = queue_of(lambda prompt, number: SAMPLES if number < 4 else 1, ["zero_variance"])
     seen: list[str] = []
     one.sampler.observe = lambda groups: seen.extend(g.prompt.prompt_id for g in groups)  # type: ignore[method-assign]
-    one.take(0)
+    take(one, 0)
     assert sorted(seen) == sorted(name for call in scripted.prompt_ids for name in call) and len(seen) == 8
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 6), st.integers(0, 4), st.randoms(use_true_random=False))
 def test_trained_and_unfilled_make_a_step(step_prompts: int, cap: int, random: Any) -> None:
-    one, scripted, _ = feed(
+    one, scripted, _ = queue_of(
         lambda prompt, number: random.randrange(SAMPLES + 1), ["pass_rate"], step_prompts=step_prompts,
         max_refill_rounds=cap,
     )  # fmt: skip
-    batch = one.take(0)
+    batch = take(one, 0)
     means = one.tally(batch, 0).means()
     assert trained(batch) + means["rollout/unfilled_groups"] == step_prompts, "never a surplus"
     assert len(batch.finished) == step_prompts + means["rollout/refilled_groups"] == len(scripted.group_ids)
@@ -102,7 +102,7 @@ def test_trained_and_unfilled_make_a_step(step_prompts: int, cap: int, random: A
 @pytest.mark.parametrize("cap", [0, 1, 3])
 def test_which_groups_make_a_step_does_not_depend_on_who_finishes_first(cap: int) -> None:
     def steps(place: int) -> list[list[str]]:
-        one, scripted, _ = feed(
+        one, scripted, _ = queue_of(
             lambda prompt, number: 1 if number % 3 else SAMPLES, ["zero_variance"], hold=True, max_refill_rounds=cap
         )
         collect = scripted.collect
@@ -115,7 +115,7 @@ def test_which_groups_make_a_step_does_not_depend_on_who_finishes_first(cap: int
         scripted.collect = one_at_a_time  # type: ignore[method-assign]
         found = []
         for scripted.version in range(3):
-            found.append([group.prompt.prompt_id for group in one.take(scripted.version).fresh])
+            found.append([group.prompt.prompt_id for group in take(one, scripted.version).fresh])
         return found
 
     assert steps(0) == steps(-1)
@@ -124,7 +124,7 @@ def test_which_groups_make_a_step_does_not_depend_on_who_finishes_first(cap: int
 @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
 @pytest.mark.filterwarnings("error")
 def test_rewards_that_are_not_finite_pass_through_tallies_filters_and_files(reward: float, tmp_path: Path) -> None:
-    one, scripted, _ = feed(lambda prompt, number: 1, ["zero_variance", "pass_rate", "overlong"])
+    one, scripted, _ = queue_of(lambda prompt, number: 1, ["zero_variance", "pass_rate", "overlong"])
     collect = scripted.collect
 
     def broken(wait_seconds: float) -> list[Group]:
@@ -135,7 +135,7 @@ def test_rewards_that_are_not_finite_pass_through_tallies_filters_and_files(rewa
 
     scripted.collect = broken  # type: ignore[method-assign]
     one.sampler = ShuffledPrompts([Prompt(f"p/{i}", [], source="p") for i in range(9)], 0, retire_pass_rate=0.5)
-    made = one.take(0)
+    made = take(one, 0)
     assert len(made.groups) == 4 and trained(made) == 4, "the update has to see it"
     tally = rollout_tally(made.groups, 0.5).merge(one.tally(made, 0))
     assert not math.isfinite(tally.means()["reward/mean"]) and tally.means()["rollout/zero_variance_groups"] == 0
@@ -150,14 +150,14 @@ def test_rewards_that_are_not_finite_pass_through_tallies_filters_and_files(rewa
 
 
 def test_in_overlap_what_was_left_out_is_not_asked_again_after_a_restart() -> None:
-    one, scripted, _ = feed(
+    one, scripted, _ = queue_of(
         lambda prompt, number: SAMPLES if number == 0 else 1, ["zero_variance"], hold=True, schedule=OVERLAP
     )
-    one.turn(0)
+    go_round(one, 0)
     left_out, *_ = scripted.group_ids
     scripted.finish(left_out)
-    one.turn(0)  # takes it in
-    one.turn(0)  # asks another
+    go_round(one, 0)  # takes it in
+    go_round(one, 0)  # asks another
     unfinished = [prompt.prompt_id for prompt in one.unfinished()]
     assert scripted.prompt_ids[0][0] not in unfinished and len(unfinished) == 8
 
@@ -171,7 +171,7 @@ def test_in_sync_mode_a_step_that_was_broken_off_is_done_again_as_it_was(cap: in
         return SAMPLES if int(prompt[2:]) % 3 else 1  # most are left out, whenever they are asked
 
     def begun(stop_after: int | None) -> tuple[RolloutQueue, list[list[str]]]:
-        one, scripted, _ = feed(passes, ["zero_variance"], hold=True, max_refill_rounds=cap)
+        one, scripted, _ = queue_of(passes, ["zero_variance"], hold=True, max_refill_rounds=cap)
         observed, done = [], 0
         one.sampler.observe = lambda groups: observed.append([g.prompt.prompt_id for g in groups])  # type: ignore[method-assign]
         collect = scripted.collect
@@ -188,33 +188,33 @@ def test_in_sync_mode_a_step_that_was_broken_off_is_done_again_as_it_was(cap: in
         return one, observed
 
     def ids(batch: Batch) -> list[list[str]]:
-        return [[group.prompt.prompt_id for group in groups] for groups in (batch.fresh, batch.withdrawn)]
+        return [[group.prompt.prompt_id for group in groups] for groups in (batch.fresh, batch.cancelled)]
 
     whole, observed = begun(None)
-    expected = ids(whole.take(0))
+    expected = ids(take(whole, 0))
     stopped, _ = begun(min(stop_after, sum(map(len, expected)) - 1))
     with pytest.raises(KeyboardInterrupt):
-        stopped.take(0)
+        take(stopped, 0)
     again, observed_again = begun(None)
     again.sampler.next(len(stopped.unfinished()))  # as its state is restored
     again.begin_after(0, stopped.unfinished())
-    assert ids(again.take(0)) == expected and observed_again == observed
-    assert again.last.missing == whole.last.missing
+    assert ids(take(again, 0)) == expected and observed_again == observed
+    assert again._last.missing == whole._last.missing
 
 
 def test_tokens_that_are_too_old_are_refused() -> None:
-    one, scripted, _ = feed(lambda prompt, number: 1, [], hold=True)
+    one, scripted, _ = queue_of(lambda prompt, number: 1, [], hold=True)
     scripted.version = 0
-    one.turn(1)
+    go_round(one, 1)
     scripted.finish(*scripted.group_ids)
     with pytest.raises(AssertionError, match="too old for version 1"):
-        one.take(1)
+        take(one, 1)
 
 
 def test_a_group_that_could_not_be_scored_is_not_counted_as_filtered() -> None:
-    one, scripted, _ = feed(lambda prompt, number: 1, ["zero_variance"], hold=True)
-    one.turn(0)
+    one, scripted, _ = queue_of(lambda prompt, number: 1, ["zero_variance"], hold=True)
+    go_round(one, 0)
     for t in scripted._held[0].trajectories:
         t.reward, t.reward_error = None, "the judge is out"
     scripted.finish(*scripted.group_ids)
-    assert one.tally(one.take(0), 0).means()["rollout/filtered_groups"] == 0
+    assert one.tally(take(one, 0), 0).means()["rollout/filtered_groups"] == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,89 +20,76 @@ from orchestration.run.directory import RunDirectory
 from orchestration.run.samples import read_samples
 from orchestration.trainer.rl_batches import prepare_updates
 from records.rollout import Group, Prompt
-from unit_tests.orchestration.rl.scripted_queue import OVERLAP, SAMPLES, feed, job, objective_of
+from unit_tests.orchestration.rl.scripted_queue import OVERLAP, SAMPLES, go_round, job, objective_of, queue_of, take
 
 
 def test_in_overlap_two_batches_are_under_way_and_no_token_is_too_old() -> None:
-    one, scripted, _ = feed(lambda prompt, number: 1, [], schedule=OVERLAP, hold=True)
-    one.turn(0)
+    one, scripted, _ = queue_of(lambda prompt, number: 1, [], schedule=OVERLAP, hold=True)
+    go_round(one, 0)
     assert len(scripted.group_ids) == 8, "(max_staleness + 1) batches"
     late, *others = scripted.group_ids
     scripted.finish(*others)
-    first = one.take(0)
+    first = take(one, 0)
     assert late not in [group.group_id for group in first.fresh], "the straggler may be one version late"
     scripted.version = 1
-    one.turn(1)
+    go_round(one, 1)
     assert len(scripted.group_ids) == 12
-    oldest = [request.oldest_version for call in scripted.asked for request in call]
+    oldest = [request.oldest_version for call in scripted.submitted for request in call]
     assert oldest == [0] * 8 + [1] * 4, "an asking says what it was admitted for, which an engine may not hold yet"
     with pytest.raises(AssertionError, match="nobody is making"):
-        one.take(1)  # four are finished, but without the straggler it would become two versions late
+        take(one, 1)  # four are finished, but without the straggler it would become two versions late
     scripted.finish(late)
-    second = one.take(1)
+    second = take(one, 1)
     assert late in [group.group_id for group in second.fresh] and len(second.fresh) == 4
     assert one.tally(second, 1).means() == {
-        "schedule/version": 1, "schedule/reused_share": 0, "schedule/ready_groups": 0, "schedule/running_groups": 4,
-        "schedule/trainer_wait_seconds": pytest.approx(0, abs=1), "rollout/discarded_tokens": 0,
+        "schedule/version": 1, "schedule/replayed_share": 0, "schedule/ready_groups": 0, "schedule/running_groups": 4,
+        "rollout/discarded_tokens": 0,
     }  # fmt: skip
 
 
-def test_what_the_trainer_waits_for_groups_is_counted() -> None:
-    one, scripted, _ = feed(lambda prompt, number: 1, [], schedule=OVERLAP, hold=True)
-
-    def turn(wait_seconds: float) -> None:
-        time.sleep(0.05)
-        scripted.finish(*(group.group_id for group in scripted._held))
-        one.turn(0)
-
-    assert one.tally(one.take(0, turn), 0).means()["schedule/trainer_wait_seconds"] >= 0.05
-    one.trained(0)
-    assert one.tally(one.take(0, turn), 0).means()["schedule/trainer_wait_seconds"] < 0.05, "four had been left"
-
-
 def test_nothing_is_asked_that_no_step_is_left_for() -> None:
-    one, scripted, _ = feed(lambda prompt, number: 1, [], schedule=OVERLAP, steps=3)
+    one, scripted, _ = queue_of(lambda prompt, number: 1, [], schedule=OVERLAP, steps=3)
     for version in range(3):
-        assert len(one.take(version).fresh) == 4
+        assert len(take(one, version).fresh) == 4
         scripted.version = version + 1
-        one.turn(version + 1)
+        go_round(one, version + 1)
     assert len(scripted.group_ids) == 12 and one.unfinished() == [] and one.admission.outstanding == 0
 
 
 def test_unfinished_prompts_are_asked_first_after_a_restart() -> None:
-    one, _, _ = feed(lambda prompt, number: 1, [], schedule=OVERLAP)
-    one.take(0)
+    one, _, _ = queue_of(lambda prompt, number: 1, [], schedule=OVERLAP)
+    take(one, 0)
     waiting = [prompt.prompt_id for prompt in one.unfinished()]
     assert len(waiting) == 4
-    again, others, _ = feed(lambda prompt, number: 1, [], schedule=OVERLAP)
+    again, others, _ = queue_of(lambda prompt, number: 1, [], schedule=OVERLAP)
     again.sampler.load_state_dict(one.sampler.state_dict())
     again.begin_after(1, one.unfinished())
-    again.turn(1)
+    go_round(again, 1)
     assert others.prompt_ids[0][:4] == waiting and len(set(others.prompt_ids[0])) == 8
 
 
 REUSE = {"replay_buffer_versions": 1, "replay_buffer_share": 0.5}
 
 
-def test_reused_groups_are_part_of_the_batch_and_not_of_what_was_generated() -> None:
-    one, scripted, _ = feed(lambda prompt, number: 1, [], schedule=REUSE)
-    first = one.take(0)
+def test_replayed_groups_are_part_of_the_batch_and_not_of_what_was_generated() -> None:
+    one, scripted, _ = queue_of(lambda prompt, number: 1, [], schedule=REUSE)
+    first = take(one, 0)
     one.trained(1)
-    assert one.tally(first, 0).means() == {"schedule/version": 0, "schedule/reused_share": 0}, (
+    assert one.tally(first, 0).means() == {"schedule/version": 0, "schedule/replayed_share": 0}, (
         "also where none is drawn"
     )
     scripted.version = 1
-    second = one.take(1)
-    assert (len(first.fresh), len(first.reused)) == (2, 0) and (len(second.fresh), len(second.reused)) == (2, 2)
-    assert {g.group_id for g in second.reused} == {g.group_id for g in first.fresh}
+    second = take(one, 1)
+    assert (len(first.fresh), len(first.replayed)) == (2, 0) and (len(second.fresh), len(second.replayed)) == (2, 2)
+    assert {g.group_id for g in second.replayed} == {g.group_id for g in first.fresh}
     assert len(second.trajectories) == 2 * SAMPLES and len(scripted.group_ids) == 4
-    assert one.tally(second, 1).means()["schedule/reused_share"] == 0.5
+    assert one.tally(second, 1).means()["schedule/replayed_share"] == 0.5
 
 
 @pytest.mark.parametrize(
     ("fresh", "reused", "updates"), [(12, 4, 4), (6, 2, 2), (2, 6, 2), (3, 1, 1), (4, 0, 2), (0, 2, 1)]
 )
-def test_each_update_of_a_step_gets_its_share_of_reused_groups(fresh: int, reused: int, updates: int) -> None:
+def test_each_update_of_a_step_gets_its_share_of_replayed_groups(fresh: int, reused: int, updates: int) -> None:
     made = [Group(str(i), Prompt(str(i), []), []) for i in range(fresh + reused)]
     groups = Batch(made[:fresh], [], made[fresh:]).groups
     share = len(made) // updates
@@ -115,15 +101,15 @@ def test_each_update_of_a_step_gets_its_share_of_reused_groups(fresh: int, reuse
 
 def test_groups_that_gave_no_gradient_are_not_reused() -> None:
     def reused(reward: float = 0.0, **train: Any) -> list[str]:
-        one, scripted, _ = feed(lambda prompt, number: number % 2, [], schedule=REUSE, train=train)
-        batch = one.take(0)
+        one, scripted, _ = queue_of(lambda prompt, number: number % 2, [], schedule=REUSE, train=train)
+        batch = take(one, 0)
         batch.fresh[0].trajectories[0].reward = reward
         config = job([], schedule=REUSE, train=train)
         frozen = lambda made, names: {name: [np.zeros(1, np.float32) for _ in made] for name in names}  # noqa: E731
         prepare_updates(batch.groups, objective_of(config), config, 0, frozen)
         one.trained(1)
         scripted.version = 1
-        return [group.group_id for group in one.take(1).reused]
+        return [group.group_id for group in take(one, 1).replayed]
 
     assert reused() == ["train-1-1"], "of the first, all responses were paid alike"
     assert reused(drop_zero_variance_groups=False) == ["train-1-0", "train-1-1"]
@@ -134,28 +120,28 @@ def test_groups_that_gave_no_gradient_are_not_reused() -> None:
 
 def test_a_step_takes_what_is_there_and_what_is_missing_is_missing_later() -> None:
     """Overlap: two batches are under way, no further prompt may be asked, and six of eight groups are left out."""
-    one, scripted, notes = feed(
+    one, scripted, notes = queue_of(
         lambda prompt, number: SAMPLES if number < 6 else 1, ["zero_variance"], schedule=OVERLAP, max_refill_rounds=0,
         hold=True, steps=2,
     )  # fmt: skip
-    one.turn(0)
+    go_round(one, 0)
     scripted.finish(*scripted.group_ids)
-    first = one.take(0)
-    assert (len(first.fresh), len(first.withdrawn)) == (2, 6), "the two that were kept do not wait"
+    first = take(one, 0)
+    assert (len(first.fresh), len(first.cancelled)) == (2, 6), "the two that were kept do not wait"
     assert one.tally(first, 0).means()["rollout/unfilled_groups"] == 2
     assert "step 1: 2 of 4 groups are missing after 0 further prompts" in notes[0]
     one.trained(1)
-    second = one.take(1)
+    second = take(one, 1)
     assert second.finished == [] and one.tally(second, 1).means()["rollout/unfilled_groups"] == 4
     assert len(scripted.group_ids) == 8 and len(notes) == 1
 
 
 def test_a_step_without_a_single_response_goes_through(tmp_path: Path) -> None:
     overlap: dict[str, Any] = {"schedule": OVERLAP, "max_refill_rounds": 0, "steps": 2}
-    one, _, _ = feed(lambda prompt, number: 0, ["zero_variance"], **overlap)
-    one.take(0)
+    one, _, _ = queue_of(lambda prompt, number: 0, ["zero_variance"], **overlap)
+    take(one, 0)
     one.trained(0)
-    nothing = one.take(0)
+    nothing = take(one, 0)
     assert nothing.finished == nothing.groups == []
     means = rollout_tally(nothing.finished, 0.5).merge(one.tally(nothing, 0)).means()
     assert means["rollout/responses"] == means["reward/errors"] == means["rollout/zero_variance_groups"] == 0
@@ -180,7 +166,7 @@ def test_any_run_in_overlap_bounds_ages_and_accounts_for_every_group(data: st.Da
     over_issue = draw(st.sampled_from([0, 0.3, 0.5, 1, staleness]), "over_issue")
     cap, steps = draw(st.integers(0, 3), "cap"), draw(st.integers(1, 8), "steps")
     signal, random = draw(st.sampled_from([0.0, 0.1, 0.33, 1.0]), "signal"), draw(st.randoms(use_true_random=False))
-    one, scripted, notes = feed(
+    one, scripted, notes = queue_of(
         lambda prompt, number: 1 if random.random() < signal else 0, ["zero_variance"], hold=True, steps=steps,
         prompts=draw(st.integers(1, 40), "prompts"), step_prompts=step_prompts, max_refill_rounds=cap,
         schedule={"mode": "overlap", "max_staleness": staleness, "over_issue": over_issue},
@@ -192,11 +178,11 @@ def test_any_run_in_overlap_bounds_ages_and_accounts_for_every_group(data: st.Da
         scripted.version = version
         if held := [group.group_id for group in scripted._held]:
             scripted.finish(*random.sample(held, random.randint(min(waits, len(held)), len(held))))
-        one.turn(version, 0.0)
+        go_round(one, version, 0.0)
 
     version, trained_groups, missing = 0, 0, 0
     for _ in range(steps):
-        batch = one.take(version, turn)
+        batch = take(one, version, turn)
         means = one.tally(batch, version).means()
         unfilled = means["rollout/unfilled_groups"]
         assert len(batch.fresh) + unfilled == step_prompts and all(group.trained for group in batch.fresh)
@@ -215,7 +201,7 @@ def test_any_run_in_overlap_bounds_ages_and_accounts_for_every_group(data: st.Da
 
 
 def test_waiting_for_nobody_is_an_error() -> None:
-    one, _, _ = feed(lambda prompt, number: 1, [], schedule=OVERLAP)
-    one.turn(0)  # asked and finished under version 0
+    one, _, _ = queue_of(lambda prompt, number: 1, [], schedule=OVERLAP)
+    go_round(one, 0)  # asked and finished under version 0
     with pytest.raises(AssertionError, match="nothing is under way"):
-        one.take(2)
+        take(one, 2)
