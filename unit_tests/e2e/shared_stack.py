@@ -17,7 +17,7 @@ from configs.blocks.rl import Reward, RLConfig
 from configs.reading.load import load, method_for, run_directory, to_yaml
 from configs.reading.yaml_text import dump
 from orchestration.cluster.job_shape import EngineJob
-from orchestration.engines import pool as rollout_group
+from orchestration.engines import pool as engine_pool
 from orchestration.engines.actor import RolloutActor
 from orchestration.rl.actors import Actors, Training, started_actors, trainer_settings
 from orchestration.rl.job import RLJob
@@ -77,12 +77,9 @@ class SharedStack:
         with self.job(block, screen) as job:
 
             def note_weights(_: Path) -> Path:
-                if job.in_flight is not None:
-                    job.tally.merge(
-                        job.in_flight.settle()
-                    )  # engines may be reading what the next publication takes away
-                weights.append(job.trainers.publish(version=10**6)["checksum"])
-                if job.trained_steps == stop_after:
+                job.driver.settle()  # engines may be reading what the next publication takes away
+                weights.append(job.driver.watch.wait(job.trainers.publish(10**6))["checksum"])
+                if job.progress.trained_steps == stop_after:
                     raise Stopped
                 return job.run.report_path
 
@@ -119,17 +116,16 @@ class SharedStack:
 
     def begun(self, config: RLConfig, run: RunDirectory, console: Console) -> RLJob:
         """The actors brought to a job's beginning."""
-        trainers, rollouts, method = self.actors.trainers, self.actors.rollouts, method_for(config)
+        trainers, pool, watch, method = self.actors.trainers, self.actors.pool, self.actors.watch, method_for(config)
+        assert trainers is not None
         checked = preflight(config.model_copy(update={"run": config.run.model_copy(update={"name": "unused"})}))
-        ray.get(
-            trainers.begin(trainer_settings(config, run), method, checked.device, config.sync.method, run.path / "sync")
-            + [actor.pay_by.remote(config.reward) for actor in rollouts.actors]
-        )
-        trainers.meanwhile = None
-        while rollouts.unfinished or rollouts.collect(0.0):  # what a stopped job left under way
-            rollouts.collect(1.0)
-        rollouts.in_flight, rollouts.sleeps = config.schedule.in_flight, config.schedule.pause_while_training
-        rollouts.load_weights(0, trainers.publish(0))
+        settings = trainer_settings(config, run)
+        watch.wait(trainers.begin(settings, method, checked.device, config.sync.method, run.path / "sync"))
+        ray.get([actor.pay_by.remote(config.reward) for actor in pool.actors])
+        while pool.unfinished or pool.collect(0.0):  # what a stopped job left under way
+            pool.collect(1.0)
+        pool.in_flight, pool.sleeps = config.schedule.in_flight, config.schedule.pause_while_training
+        pool.load_weights(0, watch.wait(trainers.publish(0)))
         return RLJob(config, TokenObjective(method, config.objective), checked.prompts, run, self.actors, console)
 
 
@@ -168,7 +164,7 @@ def started_stack(folder: Path, model: Path) -> Iterator[SharedStack]:
     config = load(file, RLConfig, run_dir=str(folder / "stack"))
     run = RunDirectory.create(run_directory(config), to_yaml(config))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rollout_group, "RolloutActor", SharedRolloutActor)
+        patch.setattr(engine_pool, "RolloutActor", SharedRolloutActor)
         with started_actors(EngineJob.of_rl(config), Training.of(config, method_for(config), run), run) as actors:
             shared = SharedStack(actors, folder)
             yield shared

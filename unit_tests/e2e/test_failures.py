@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,13 +18,13 @@ from configs.reading.load import method_for, to_yaml
 from orchestration.cluster.cpu_cores import core_plan
 from orchestration.cluster.devices import resolve
 from orchestration.cluster.job_shape import EngineJob, TrainerJob
-from orchestration.cluster.watchdog import EnginesLost, Member, TrainerLost, Watch
+from orchestration.cluster.watchdog import EnginesLost, Member, TrainerLost, Waiting, Watch
 from orchestration.engines.requests import step_requests
 from orchestration.rl.actors import trainer_settings
 from orchestration.rl.weight_sync import JOINING, WeightSync
 from orchestration.run.directory import RunDirectory, checkpoints, read_marker, read_metrics
 from orchestration.trainer.ranks import TrainerRanks
-from orchestration.trainer.recompute import recomputed_columns
+from orchestration.trainer.recompute import recompute
 from orchestration.trainer.rl_batches import prepare_updates
 from orchestration.trainer.token_objective import TokenObjective
 from records.rollout import Group
@@ -87,20 +87,20 @@ def quick_to_judge(watch: Watch) -> Iterator[None]:
 def test_a_lost_engine_is_replaced_and_nothing_is_lost(
     stack: SharedStack, victim: str, deadly: signal.Signals, said: str
 ) -> None:
-    rollouts, prompts = stack.actors.rollouts, stack.prompts(stack.small())[:32]
-    expected = tokens(rollouts.generate(prompts, SAMPLES, SAMPLING, 0, "undisturbed").groups)
+    rollouts, prompts = stack.actors.pool, stack.prompts(stack.small())[:32]
+    expected = tokens(rollouts.generate(step_requests(prompts, SAMPLES, SAMPLING, 0, "undisturbed")))
     notes: list[str] = []
     rollouts.restarts_left, rollouts.note = 1, notes.append
     rollouts.tally()
     actor = pid_of(rollouts.engines[0].member)
     core = core_of(actor)
-    requests = step_requests(prompts, SAMPLES, f"{victim}-{deadly.name}", ())
-    rollouts.ask(requests[:16], SAMPLING, 0)
+    requests = step_requests(prompts, SAMPLES, SAMPLING, 0, f"{victim}-{deadly.name}")
+    rollouts.submit(requests[:16])
     groups: list[Group] = []
     while not groups:
         groups = rollouts.collect(5.0)
     os.kill(core, signal.SIGSTOP)  # in the middle of what was asked, and so that what is asked now does not get ready
-    rollouts.ask(requests[16:], SAMPLING, 0)
+    rollouts.submit(requests[16:])
     groups += rollouts.collect(2.0)
     assert len(rollouts.unfinished) >= 16
     os.kill(core if victim == "vLLM" else actor, deadly)
@@ -121,13 +121,13 @@ def test_a_lost_engine_is_replaced_and_nothing_is_lost(
 
 
 def test_an_engine_lost_too_often_ends_the_run(stack: SharedStack) -> None:
-    rollouts, prompts = stack.actors.rollouts, stack.prompts(stack.small())[:4]
-    expected = tokens(rollouts.generate(prompts, SAMPLES, SAMPLING, 0, "before").groups)
+    rollouts, prompts = stack.actors.pool, stack.prompts(stack.small())[:4]
+    expected = tokens(rollouts.generate(step_requests(prompts, SAMPLES, SAMPLING, 0, "before")))
     engine, before = rollouts.engines[0], [lost.how for _, lost in rollouts._deaths]
     rollouts.restarts_left = 0
     core = core_of(pid_of(engine.member))
     os.kill(core, signal.SIGSTOP)
-    rollouts.ask(step_requests(prompts, SAMPLES, "too-often", ()), SAMPLING, 0)
+    rollouts.submit(step_requests(prompts, SAMPLES, SAMPLING, 0, "too-often"))
     rollouts.collect(1.0)
     os.kill(core, signal.SIGKILL)
     with pytest.raises(EnginesLost) as lost:
@@ -153,11 +153,15 @@ def two_ranks(stack: SharedStack, folder: Path) -> Iterator[tuple[TrainerRanks, 
     trainers = TrainerRanks.create(
         device, run, options, core_plan(EngineJob.of_rl(config), TrainerJob.of_rl(config), device), watch
     )
-    starting = trainers.begin(trainer_settings(config, run), method, device, "direct", run.path / "sync")
-    watch.get(starting, "start", stall_seconds=300)
-    groups = stack.actors.rollouts.generate(stack.prompts(config)[:16], SAMPLES, SAMPLING, 1, folder.name).groups
-    frozen = lambda t, names: recomputed_columns(trainers, t, names, config.train.max_tokens_per_micro_batch, False)  # noqa: E731
-    updates, _ = prepare_updates(groups, TokenObjective(method, config.objective), config, 0, frozen)
+    watch.wait(trainers.begin(trainer_settings(config, run), method, device, "direct", run.path / "sync"))
+    requests = step_requests(stack.prompts(config)[:16], SAMPLES, SAMPLING, 1, folder.name)
+    groups = stack.actors.pool.generate(requests)
+
+    def recomputed(trajectories: list, names: Sequence[str]) -> dict:
+        budget = config.train.max_tokens_per_micro_batch
+        return watch.wait(recompute(trainers, trajectories, names, budget, False))
+
+    updates, _ = prepare_updates(groups, TokenObjective(method, config.objective), config, 0, recomputed)
     assert updates
     yield trainers, updates
     trainers.abandon()
@@ -167,7 +171,7 @@ def two_ranks(stack: SharedStack, folder: Path) -> Iterator[tuple[TrainerRanks, 
 def test_a_lost_trainer_rank_is_named_in_time(stack: SharedStack, deadly: signal.Signals, tmp_path: Path) -> None:
     struck: list[float] = []
     with two_ranks(stack, tmp_path) as (trainers, updates):
-        trainers.step(updates, 1)
+        trainers.watch.wait(trainers.step(updates, 1))
         victim = trainers.members[1]
 
         def strike() -> None:
@@ -176,8 +180,9 @@ def test_a_lost_trainer_rank_is_named_in_time(stack: SharedStack, deadly: signal
                 os.kill(victim.heartbeat.pid, deadly)
 
         with pytest.raises(TrainerLost) as lost:
-            trainers.meanwhile = strike
-            trainers.step(updates * 20_000, 2)
+            training = Waiting(trainers.watch, trainers.step(updates * 20_000, 2))
+            while not training.is_over():
+                strike()
         seconds = time.monotonic() - struck[0]
         pids = [pid_of(member) for member in trainers.members]
     said = str(lost.value)
@@ -190,7 +195,9 @@ def test_a_lost_trainer_rank_is_named_in_time(stack: SharedStack, deadly: signal
     assert not gone_within(20, lambda: [str(pid) for pid in pids if is_alive(pid)])
 
 
-def test_a_rank_that_freezes_after_it_has_offered_a_weight_group_is_named(stack: SharedStack, tmp_path: Path) -> None:
+def test_a_rank_that_freezes_after_it_has_offered_a_weight_group_is_named(
+    stack: SharedStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not the engines, which cannot join it and say so first."""
     config = stack.small().model_copy(update={"failures": Failures(stall_seconds=STALL_SECONDS)})
     config = config.model_copy(
@@ -200,14 +207,16 @@ def test_a_rank_that_freezes_after_it_has_offered_a_weight_group_is_named(stack:
         }
     )
     with two_ranks(stack, tmp_path) as (trainers, _):
+        get = trainers.watch.get
 
         def freeze_after_the_offer(futures: list, doing: str) -> list:
-            found = trainers.watch.get(futures, doing)
+            answers = get(futures, doing)
             if doing == JOINING:
                 os.kill(pid_of(trainers.members[0]), signal.SIGSTOP)
-            return found
+            return answers
 
-        weights = WeightSync(config, trainers, stack.actors.rollouts, print, freeze_after_the_offer)
+        monkeypatch.setattr(trainers.watch, "get", freeze_after_the_offer)
+        weights = WeightSync(config, trainers, stack.actors.pool, trainers.watch, print)
         with pytest.raises(TrainerLost, match=r"joining the weight group: trainer rank 0 .*has not answered for"):
             weights.push(1)
 

@@ -23,7 +23,7 @@ SECONDS = 120
 
 def alone(stack: SharedStack, folder: Path, model: str | None = None) -> tuple[EnginePool, list[str]]:
     """An engine of its own, on its way, and what is said of it."""
-    (first, *_), notes = stack.actors.rollouts.engines, list[str]()
+    (first, *_), notes = stack.actors.pool.engines, list[str]()
     _, engine, *others = first._arguments
     arguments = (str(folder / "engine.log"), {**engine, "model_path": model or engine["model_path"]}, *others)
     handle = EngineHandle("engine 7", first._actor_class, arguments, Watch(stall_seconds=60.0))
@@ -42,7 +42,7 @@ def test_vllm_killed_in_its_first_start_is_started_again(stack: SharedStack, tmp
     group, notes = alone(stack, tmp_path)
     (engine,) = group.engines
     while engine.member.heartbeat is None:
-        group.wait_a_moment()
+        group.look(0.05)
 
     def cores() -> list[psutil.Process]:
         with suppress(psutil.NoSuchProcess):

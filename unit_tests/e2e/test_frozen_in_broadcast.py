@@ -33,7 +33,7 @@ def test_an_engine_that_freezes_in_a_broadcast_is_the_only_one_replaced(
     with stack.job({**SMALL, **changes}) as job, quick_to_judge(two.watch):
 
         def struck(version, update, in_flight) -> None:
-            if job.trained_steps == 2 and not struck_in:
+            if job.progress.trained_steps == 2 and not struck_in:
                 struck_in.append(version)
                 actor = pid_of(second.member)
                 os.kill(core_of(actor) if victim == "vLLM" else actor, signal.SIGSTOP)
@@ -41,7 +41,7 @@ def test_an_engine_that_freezes_in_a_broadcast_is_the_only_one_replaced(
 
         monkeypatch.setattr(second, "load", struck)
         drive(job, lambda path: path)
-        wait_for(second, two)
+        wait_for(second, job)
         assert max(gaps(job)) < 1e-3
     check_whole(job.run.path)
     assert struck_in

@@ -30,7 +30,7 @@ class Rank:
         lead_own_group()
         self.activity = Activity()
 
-    @ray.method(concurrency_group="beat")
+    @ray.method(concurrency_group="heartbeat")
     def heartbeat(self) -> Heartbeat:
         return self.activity.heartbeat()
 
@@ -46,7 +46,7 @@ class Rank:
 
 def started(count: int, watch: Watch) -> tuple[list[Any], list[int]]:
     """Watched ranks, and their processes."""
-    actors = [ray.remote(concurrency_groups={"beat": 1})(Rank).options(num_cpus=0).remote() for _ in range(count)]
+    actors = [ray.remote(concurrency_groups={"heartbeat": 1})(Rank).options(num_cpus=0).remote() for _ in range(count)]
     members = [watch.add(f"trainer rank {i}", actor, TrainerLost) for i, actor in enumerate(actors)]
     processes = watch.get([actor.process.remote() for actor in actors], "start", stall_seconds=120)
     while any(member.heartbeat is None for member in members):  # who has never answered is named in other words
@@ -120,7 +120,7 @@ from orchestration.cluster.watchdog import TrainerLost, Watch
 from unit_tests.e2e.test_frozen_ranks import Rank
 ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
 watch = Watch(stall_seconds=60.0)
-actor = ray.remote(concurrency_groups={"beat": 1})(Rank).options(num_cpus=0).remote()
+actor = ray.remote(concurrency_groups={"heartbeat": 1})(Rank).options(num_cpus=0).remote()
 watch.add("trainer rank 0", actor, TrainerLost)
 with pytest.raises(TrainerLost, match="trainer rank 0 .* died: Ray killed it because memory ran out: Memory usage .* exceeded"):
     watch.get([actor.work.remote(60)], "step")

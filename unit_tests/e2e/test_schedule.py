@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import io
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from data_feeds.prompts.sampler import ShuffledPrompts
-from orchestration.cluster.watchdog import EnginesLost
+from orchestration.cluster.watchdog import Call, EnginesLost
 from orchestration.metrics.tally import Tally
-from orchestration.rl.loop import drive, go_on
+from orchestration.rl.loop import drive
 from orchestration.rl.weight_probe import ProbeFailed
 from orchestration.rl.weight_sync import SyncError
 from orchestration.run.console import Console
@@ -99,14 +100,14 @@ def test_a_stopped_job_goes_on(stack: SharedStack, schedule: dict[str, Any]) -> 
 def test_a_version_that_did_not_arrive_is_noticed_while_training_goes_on(stack: SharedStack) -> None:
     """Engines are given the weights of before the step under the name of the new ones."""
     with stack.job({"schedule": OVERLAP, "train": {**TRAIN, "learning_rate": 0.01}}) as job:
-        assert job.in_flight is not None
+        assert job.driver.syncs_in_flight
         batch = job.generate()
-        old = job.trainers.publish(1)
+        old = job.driver.watch.wait(job.trainers.publish(1))
         job.train(1, batch)
-        job.weights.publish = lambda version: (old, Tally())  # type: ignore[method-assign]
+        job.driver.weights.publish = lambda version: (old, Tally())  # type: ignore[method-assign]
         with pytest.raises(ProbeFailed, match="mean gap"):
             job.sync(batch)
-            job.in_flight.settle()
+            job.driver.settle()
 
 
 @pytest.mark.parametrize("while_training", [True, False], ids=["while the trainer trains", "while it waits"])
@@ -118,19 +119,20 @@ def test_when_engines_are_lost_for_good_a_whole_step_is_kept(
     prompt is lost with it."""
     block = {"schedule": OVERLAP, "train": TRAIN}
     with stack.job(block) as job:
-        turn = job.feed.turn
+        go_round = job.driver.go_round
 
-        def lose(engine_version: int, wait_seconds: float = 0.0) -> None:
+        def lose(wait_seconds: float, submits: bool = True) -> None:
             is_waited_for = wait_seconds > 0
             if (
-                job.trained_steps == 2
-                and job.feed.next_step == (4 if while_training else 3)
+                job.progress.trained_steps == 2
+                and job.driver.queue.next_step == (4 if while_training else 3)
+                and submits
                 and is_waited_for != while_training
             ):
                 raise loss("all of them")
-            turn(engine_version, wait_seconds)
+            go_round(wait_seconds, submits)
 
-        job.feed.turn = lose  # type: ignore[method-assign]
+        job.driver.go_round = lose  # type: ignore[method-assign]
         with pytest.raises(loss, match=r"all of them\.? Go on from .* with --resume"):
             drive(job, lambda path: path)
         (kept,) = checkpoints(job.run.path)
@@ -144,57 +146,53 @@ def test_when_engines_are_lost_for_good_a_whole_step_is_kept(
 
 def test_an_engine_that_is_started_again_proves_what_it_was_given(stack: SharedStack) -> None:
     """Of the version that engines took beside training; here the engine that holds it already takes it once more."""
-    (actor,) = stack.actors.rollouts.actors
-    proofs: list[float] = []
+    pool = stack.actors.pool
+    (engine,) = pool.engines
     with stack.job({"schedule": OVERLAP, "train": TRAIN}) as job:
-        in_flight = job.in_flight
-        assert in_flight is not None
-        assert in_flight.bring_up(actor) == [] and in_flight.is_settled, "engines start from the first version"
+        driver = job.driver
 
         def look(path: Path) -> Path:
-            if job.trained_steps == 2:
-                job.tally.merge(in_flight.settle())
+            if job.progress.trained_steps == 2:
+                driver.settle()
                 for shift in (0.0, 1.0):
-                    assert in_flight.bring_up(actor) and not in_flight.is_settled
-                    assert in_flight._expected is not None
-                    expected, in_flight._expected = in_flight._expected, [one + shift for one in in_flight._expected]
-                    if shift:
-                        with pytest.raises(ProbeFailed, match="mean gap 1 nats"):
-                            in_flight.turn()
-                    else:
-                        proofs.append(in_flight.turn().means()["sync/probes"])
-                    in_flight._expected = expected
-                    assert in_flight.is_settled
+                    assert pool.weights is not None and pool.weights.update is not None and pool.weights.to_score
+                    engine.load(pool.weights.version, pool.weights.update, pool.in_flight, pool.weights.to_score)
+                    assert driver._expected is not None and not driver.is_settled
+                    expected, driver._expected = driver._expected, [one + shift for one in driver._expected]
+                    with pytest.raises(ProbeFailed, match="mean gap 1 nats") if shift else nullcontext():
+                        driver.settle()
+                    driver._expected = expected
+                    assert driver.is_settled
             return path
 
         drive(job, look)
-    assert proofs == [1]
-    assert sum(row.get("sync/probes", 0) for row in read_metrics(job.run.path)) == 5, "the first one, and one a step"
+    probes = sum(row.get("sync/probes", 0) for row in read_metrics(job.run.path))
+    assert probes == 6, "the first one, one a step, and one of the engine that took them again"
 
 
 def test_a_refusal_that_is_met_while_a_checkpoint_is_written_ends_the_run_after_it(stack: SharedStack) -> None:
     """Nothing further is asked or waited for: engines that refused make nothing any more."""
     with stack.job({"schedule": OVERLAP, "train": TRAIN, "checkpoint": {"every": 1}}) as job:
-        turn, save = job.feed.turn, job.trainers.save
+        go_round, save = job.driver.go_round, job.trainers.save
         is_saving: list[bool] = []
 
-        def lose(engine_version: int, wait_seconds: float = 0.0) -> None:
+        def lose(wait_seconds: float, submits: bool = True) -> None:
             if is_saving:
                 raise SyncError("engine 0 refused them.")
-            turn(engine_version, wait_seconds)
+            go_round(wait_seconds, submits)
 
-        def slowly(folder: Path) -> None:
-            if job.trained_steps == 2:
+        def slowly(folder: Path) -> Call[list[Any]]:
+            if job.progress.trained_steps == 2:
                 is_saving.append(True)
-                job._meanwhile()  # as while ranks write
+                job.driver.go_round_beside()  # as while ranks write
                 is_saving.clear()
-            save(folder)
+            return save(folder)
 
-        job.feed.turn, job.trainers.save = lose, slowly  # type: ignore[method-assign]
+        job.driver.go_round, job.trainers.save = lose, slowly  # type: ignore[method-assign]
         with pytest.raises(SyncError, match=r"refused them\. Go on from .*step_000002 with --resume"):
             drive(job, lambda path: path)
         job.trainers.save = save  # type: ignore[method-assign]
-        assert job.trained_steps == 2 and job.feed.next_step == 3, "no third batch was taken"
+        assert job.progress.trained_steps == 2 and job.driver.queue.next_step == 3, "no third batch was taken"
 
 
 @pytest.mark.parametrize("step", [2, 4], ids=["in the middle", "at the end"])
@@ -209,8 +207,7 @@ def test_an_evaluation_in_which_engines_were_lost_for_good_is_made_up_for(
 
         def lose(at: int) -> None:
             if at == step:
-                if job.in_flight is not None:
-                    job.in_flight.settle()  # as before every evaluation
+                job.driver.settle()  # as before every evaluation
                 raise EnginesLost("all of them")
             evaluate(at)
 
@@ -225,11 +222,11 @@ def test_an_evaluation_in_which_engines_were_lost_for_good_is_made_up_for(
         go_back(run, kept, config)
         with Console("again", config.train.steps, io.StringIO()) as console:
             again = stack.begun(config, run, console)
-            go_on(again, kept)
+            again.resume(kept)
         rows = read_metrics(run.path)
         assert [row["step"] for row in rows] == list(range(step + 1))
         assert {"eval/accuracy", "train/tokens", "time/eval_seconds"} <= rows[-1].keys()
-        assert again.accuracies == [row["eval/accuracy"] for row in rows if "eval/accuracy" in row]
+        assert again.progress.accuracies == [row["eval/accuracy"] for row in rows if "eval/accuracy" in row]
     drive(again, lambda path: path)
     rows = read_metrics(run.path)
     assert [row["step"] for row in rows if "eval/accuracy" in row] == sample_steps(run.path, heldout=True) == [0, 2, 4]

@@ -54,7 +54,7 @@ def test_a_sleeping_engine_keeps_what_it_was_asked(plain_pair: Pair) -> None:
 
 def test_vllm_frozen_in_its_sleep_is_noticed_when_it_is_to_wake(stack: SharedStack) -> None:
     """It stood still on purpose until then."""
-    rollouts = stack.actors.rollouts
+    rollouts = stack.actors.pool
     rollouts.restarts_left = 1
     rollouts.tally()
     rollouts.sleep()
@@ -78,11 +78,11 @@ def test_an_engine_lost_for_good_as_it_goes_to_sleep_takes_no_batch_with_it(
         "schedule": {"mode": "overlap", "pause_while_training": True}, "train": {"steps": 4, "updates_per_step": 1},
     }  # fmt: skip
     with stack.job(block) as job:
-        rollouts, sleep = job.rollouts, job.rollouts.sleep
+        rollouts, sleep = job.pool, job.pool.sleep
         (engine,) = rollouts.engines
 
         def freeze_in_the_second_step() -> None:
-            if job.trained_steps == 1:
+            if job.progress.trained_steps == 1:
                 os.kill(core_of(pid_of(engine.member)), signal.SIGSTOP)
             sleep()
 

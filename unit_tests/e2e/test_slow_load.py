@@ -32,7 +32,7 @@ def test_an_engine_that_weights_come_to_slowly_does_not_stand_still(stack: Share
             time.sleep(SECONDS / len(tensors))
             yield pair
 
-    actor = stack.actors.rollouts.actors[0]
+    actor = stack.actors.pool.actors[0]
     sender, beats = WeightBroadcaster(resolve("cpu"), bucket_mib=0.001), []
     offer = sender.offer()
     told = {**offer, "size": 2, "timeout_seconds": 30.0, "join_seconds": 60.0}

@@ -9,6 +9,7 @@ import pytest
 
 from configs.blocks.rl import RLConfig
 from configs.reading.load import ConfigError, load
+from orchestration.cluster.watchdog import Call
 from orchestration.rl import weight_sync
 from orchestration.rl.loop import drive
 from orchestration.rl.weight_sync import SyncError
@@ -17,7 +18,7 @@ from orchestration.run.resume import opened_to_resume
 from orchestration.run.samples import sample_steps
 from unit_tests.e2e.shared_stack import RANKS, SharedStack
 from unit_tests.e2e.test_schedule import OVERLAP, TRAIN, prompts_of, prompts_of_run
-from unit_tests.e2e.test_sync_methods import unreachable, unreadable
+from unit_tests.e2e.test_sync_methods import PUBLISHING, unreachable, unreadable
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -26,7 +27,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
     ("method", "instead", "step", "spoils", "change"),
     [
         ("nccl", "direct", 1, weight_sync.JOINING, unreachable),
-        ("direct", "disk", 2, weight_sync.PUBLISHING, unreadable),  # noticed while the trainer trains on
+        ("direct", "disk", 2, PUBLISHING, unreadable),  # noticed while the trainer trains on
     ],
     ids=["nccl", "direct"],
 )
@@ -37,21 +38,23 @@ def test_a_run_that_its_sync_method_ended_goes_on_by_another(
     block = {"schedule": OVERLAP, "train": TRAIN, "sync": {"method": method}}
     monkeypatch.setattr(weight_sync, "JOIN_SECONDS", 2.0)
     with stack.job(block) as job:
-        get = job.weights.get
+        wait = job.driver.watch.wait
 
-        def spoilt(futures: list[Any], doing: str) -> list[Any]:
-            found = get(futures, doing)
-            if job.trained_steps == step and doing == spoils and isinstance(found[0], dict):
-                change(found[0])
-            return found
+        def spoilt(call: Call[Any]) -> Any:
+            answer = wait(call)
+            if job.progress.trained_steps == step and call.doing.startswith(spoils):
+                said = answer[0] if isinstance(answer, list) else answer
+                if isinstance(said, dict):
+                    change(said)
+            return answer
 
-        job.weights.get = spoilt
+        monkeypatch.setattr(job.driver.watch, "wait", spoilt)
         way_out = rf"give --resume --set sync\.method={instead}.* Go on from .*step_00000\d with --resume\."
         with pytest.raises(SyncError, match=way_out):
             drive(job, lambda path: path)
-        job.rollouts.load_weights(
-            9, job.trainers.publish(9)
-        )  # the engine is used by what comes; groups wait for version 2
+        monkeypatch.undo()
+        # The engine is used by what comes, and groups wait for version 2.
+        job.pool.load_weights(9, job.driver.watch.wait(job.trainers.publish(9)))
     (kept,) = checkpoints(job.run.path)
     done = read_marker(kept)["step"]
     assert step <= done <= step + 1 and sample_steps(job.run.path) == list(range(1, done + 1))

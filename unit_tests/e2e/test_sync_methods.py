@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 
 from configs.blocks.rl import RLConfig
+from orchestration.cluster.watchdog import Call, Watch
 from orchestration.rl import weight_sync
-from orchestration.rl.weight_sync import SyncError, WeightSync, ray_get
-from rollouts.vllm.sampling import Sampling
+from orchestration.rl.driver import Driver
+from orchestration.rl.weight_sync import SyncError, WeightSync
 from unit_tests.e2e.shared_stack import STEPS, SharedStack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -31,18 +31,23 @@ def test_a_job_learns_by_any_method(stack: SharedStack, method: str) -> None:
     assert "warning" not in done.console
 
 
-def spoilt(change: Callable[[dict[str, Any]], None], spoils: str) -> Callable[[list[Any], str], list[Any]]:
-    """Waits for actors, and changes what they say about `spoils` on its way to the engines."""
+PUBLISHING = "publish weights"
 
-    def get(futures: list[Any], doing: str) -> list[Any]:
-        found = ray.get(futures)
-        if doing.startswith(spoils):
-            for said in found:
+
+class SpoiltWatch(Watch):
+    """Changes what actors say about `spoils` on its way to the engines."""
+
+    def __init__(self, change: Callable[[dict[str, Any]], None], spoils: str) -> None:
+        super().__init__(stall_seconds=300.0)
+        self.change, self.spoils = change, spoils
+
+    def wait(self, call: Call[Any]) -> Any:
+        answer = super().wait(call)
+        if call.doing.startswith(self.spoils):
+            for said in answer if isinstance(answer, list) else [answer]:
                 if isinstance(said, dict):
-                    change(said)
-        return found
-
-    return get
+                    self.change(said)
+        return answer
 
 
 def unreachable(offer: dict[str, Any]) -> None:
@@ -56,7 +61,7 @@ def unreadable(notice: dict[str, Any]) -> None:
 
 
 def made_sync(
-    stack: SharedStack, method: str, mode: str, get: Callable[[list[Any], str], list[Any]]
+    stack: SharedStack, method: str, mode: str, watch: Watch | None = None
 ) -> tuple[WeightSync, RLConfig, list[str]]:
     config, warnings = stack.small(), []
     config = config.model_copy(
@@ -66,7 +71,17 @@ def made_sync(
         }
     )
     assert stack.actors.trainers is not None
-    return WeightSync(config, stack.actors.trainers, stack.actors.rollouts, warnings.append, get), config, warnings
+    watch = watch or Watch(stall_seconds=300.0)
+    return WeightSync(config, stack.actors.trainers, stack.actors.pool, watch, warnings.append), config, warnings
+
+
+def gap(stack: SharedStack, config: RLConfig, weights: WeightSync, version: int) -> float:
+    """The largest difference between engines and trainer."""
+    queue: Any = None  # nothing is submitted
+    assert stack.actors.trainers is not None
+    driver = Driver(config, stack.actors.trainers, stack.actors.pool, queue, weights, weights.watch)
+    driver.probe(version, stack.prompts(config)[:4])
+    return driver.tally.means()["sync/probe_gap_max"]
 
 
 @pytest.fixture
@@ -76,30 +91,28 @@ def short_joining(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("short_joining")
 def test_a_group_that_cannot_be_joined_is_followed_by_shared_memory(stack: SharedStack) -> None:
-    weights, config, warnings = made_sync(stack, "nccl", "sync", spoilt(unreachable, weight_sync.JOINING))
+    weights, config, warnings = made_sync(stack, "nccl", "sync", SpoiltWatch(unreachable, weight_sync.JOINING))
     tally = weights.push(5).means()
     assert tally["sync/fallbacks"] == 1
     assert weights.method == "direct"
     assert len(warnings) == 1
     assert warnings[0].startswith("sync.method nccl failed: rank ") and "could not join" in warnings[0]
     assert "goes on with direct" in warnings[0]
-    sampling = Sampling.of_rollout(config.rollout, run_seed=0)
-    assert weights.probe_weights(5, stack.prompts(config)[:4], sampling).means()["sync/probe_gap_max"] < 1e-4
+    assert gap(stack, config, weights, 5) < 1e-4
     assert weights.push(6).means()["sync/fallbacks"] == 0
 
 
 def test_shared_memory_that_cannot_be_read_is_followed_by_a_file(stack: SharedStack) -> None:
-    weights, config, warnings = made_sync(stack, "direct", "sync", spoilt(unreadable, "publishing"))
+    weights, config, warnings = made_sync(stack, "direct", "sync", SpoiltWatch(unreadable, PUBLISHING))
     assert weights.push(7).means()["sync/fallbacks"] == 1
     assert weights.method == "disk"
     assert "/proc/1/fd/9999 cannot be mapped" in warnings[0] and "goes on with disk" in warnings[0]
-    sampling = Sampling.of_rollout(config.rollout, run_seed=0)
-    assert weights.probe_weights(7, stack.prompts(config)[:4], sampling).means()["sync/probe_gap_max"] < 1e-4
+    assert gap(stack, config, weights, 7) < 1e-4
 
 
 @pytest.mark.usefixtures("short_joining")
 def test_overlap_fails_fast_and_names_the_way_out(stack: SharedStack) -> None:
-    weights, _, warnings = made_sync(stack, "nccl", "overlap", spoilt(unreachable, weight_sync.JOINING))
+    weights, _, warnings = made_sync(stack, "nccl", "overlap", SpoiltWatch(unreachable, weight_sync.JOINING))
     with pytest.raises(
         SyncError,
         match=r"could not join .* give --resume --set sync\.method=direct, or disk where engines are on other machines\.",
@@ -112,18 +125,18 @@ def test_when_no_method_is_left_the_run_ends(stack: SharedStack) -> None:
     def gone(notice: dict[str, Any]) -> None:
         Path(notice["path"]).unlink()
 
-    weights, _, _ = made_sync(stack, "disk", "sync", spoilt(gone, "publishing"))
+    weights, _, _ = made_sync(stack, "disk", "sync", SpoiltWatch(gone, PUBLISHING))
     with pytest.raises(SyncError, match="No method is left"):
         weights.push(8)
-    sound, _, _ = made_sync(stack, "nccl", "sync", ray_get)
+    sound, _, _ = made_sync(stack, "nccl", "sync")
     sound.push(9)
 
 
 @pytest.mark.parametrize("mode", ["sync", "overlap"])
 def test_a_fault_of_the_code_is_no_failure_of_the_method(stack: SharedStack, mode: str) -> None:
     """Here an engine that is paused, and is told to finish what it cannot. It ends the run as what it is."""
-    weights, _, warnings = made_sync(stack, "direct", mode, ray_get)
-    rollouts = stack.actors.rollouts
+    weights, _, warnings = made_sync(stack, "direct", mode)
+    rollouts = stack.actors.pool
     rollouts.in_flight = "drain"
     rollouts.sleep()
     try:
@@ -142,7 +155,7 @@ def test_weights_that_the_system_does_not_let_be_written_are_a_failure_of_the_me
     assert stack.actors.trainers is not None
     folder = stack.actors.trainers.sync_folder
     assert folder is not None
-    weights, _, _ = made_sync(stack, "disk", "sync", ray_get)
+    weights, _, _ = made_sync(stack, "disk", "sync")
     if folder.exists():
         folder.rename(tmp_path / "moved")
     folder.write_text("a file where the folder should be")
@@ -152,14 +165,22 @@ def test_weights_that_the_system_does_not_let_be_written_are_a_failure_of_the_me
     assert weights.push(9).means()["sync/fallbacks"] == 0
 
 
-def test_a_new_engine_gets_the_current_weights_as_long_as_the_trainer_has_them(stack: SharedStack) -> None:
-    actor = stack.actors.rollouts.actors[0]
-    assert stack.actors.trainers is not None
-    for method in ("nccl", "direct"):
-        weights, _, _ = made_sync(stack, method, "sync", ray_get)
-        assert weights.bring_up(actor) == []  # nothing was pushed yet
-        weights.push(11)
-        assert weights.bring_up(actor)
-        stack.actors.trainers.weights_moved = True  # as `step` leaves it
-        assert (weights.bring_up(actor) is not None) is (method == "direct")
-        assert weights.push(12).means()["sync/fallbacks"] == 0
+@pytest.mark.parametrize("method", ["nccl", "direct"])
+def test_a_new_engine_gets_the_current_weights_as_long_as_the_trainer_has_them(stack: SharedStack, method: str) -> None:
+    """Here the engine that holds them already is taken for a new one."""
+    pool, trainers = stack.actors.pool, stack.actors.trainers
+    assert trainers is not None
+    (engine,) = pool.engines
+    weights, config, _ = made_sync(stack, method, "sync")
+    weights.push(11)
+    for moved in (False, True):
+        trainers.weights_moved = moved  # as `step` leaves it
+        engine.state = "started"
+        comes = method == "direct" or not moved  # a file stays, a broadcast does not
+        while comes and engine.state != "usable":
+            pool.look(0.05)
+            weights.give_to_new_engines()
+        weights.give_to_new_engines()
+        assert engine.state == ("usable" if comes else "started")
+    assert weights.push(12).means()["sync/fallbacks"] == 0
+    assert engine.state == "usable" and gap(stack, config, weights, 12) < 1e-4

@@ -13,9 +13,10 @@ import pytest
 
 from orchestration.engines.handle import EngineHandle
 from orchestration.engines.pool import EnginePool
+from orchestration.rl.driver import Driver
 from orchestration.rl.job import RLJob
 from orchestration.rl.loop import drive
-from orchestration.rl.weight_sync import JOINING, probe_weights
+from orchestration.rl.weight_sync import JOINING
 from orchestration.run.directory import read_metrics
 from orchestration.run.samples import read_samples
 from unit_tests.e2e.shared_stack import SharedStack
@@ -32,7 +33,7 @@ STALL_SECONDS = 16.0
 @pytest.fixture(scope="module")
 def two(stack: SharedStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnginePool]:
     """The session's engine, and another one beside it."""
-    rollouts = stack.actors.rollouts
+    rollouts = stack.actors.pool
     (first,) = rollouts.engines
     _, engine, *others = first._arguments
     log_file = str(tmp_path_factory.mktemp("second") / "engine_1.log")
@@ -67,19 +68,21 @@ class Made:
 
 def gaps(job: RLJob) -> list[float]:
     """How far each engine's log-probabilities are from the trainer's, at most."""
-    alone = [EnginePool([engine], job.rollouts.watch, 0, "recompute", print) for engine in job.rollouts.engines]
-    tallies = [
-        probe_weights(job.trainers, one, job.version, job.probes, job.probe_sampling, job.config) for one in alone
-    ]
-    return [tally.means()["sync/probe_gap_max"] for tally in tallies]
+    alone = [EnginePool([engine], job.pool.watch, 0, "recompute", print) for engine in job.pool.engines]
+    driver, gaps = job.driver, []
+    for one in alone:
+        prober = Driver(job.config, job.trainers, one, driver.queue, driver.weights, driver.watch)
+        prober.probe(job.progress.version, job.prompts.train[: job.config.sync.probe_prompts])
+        gaps.append(prober.tally.means()["sync/probe_gap_max"])
+    return gaps
 
 
-def wait_for(engine: EngineHandle, rollouts: EnginePool) -> None:
+def wait_for(engine: EngineHandle, job: RLJob) -> None:
     """Until it generates, with the current weights."""
     deadline = time.monotonic() + SECONDS
     while engine.state != "usable":
         assert time.monotonic() < deadline, f"{engine.name} is still {engine.state}"
-        rollouts.wait_a_moment()
+        job.driver.go_round(0.05, submits=False)
 
 
 def check_whole(folder: Path) -> list[set[str]]:
@@ -97,32 +100,30 @@ def test_what_a_killed_engine_was_asked_the_other_one_makes(
 ) -> None:
     """In overlap, while weights are on their way to both."""
     first, second = two.engines
-    ask, lost = second.ask, set()
+    submit, lost = second.submit, set()
 
     with stack.job({**SMALL, "schedule": {"mode": "overlap", "max_staleness": 1}}) as job:
-        assert job.in_flight is not None
         made = Made(two, monkeypatch)
 
-        def struck(requests, sampling, step) -> None:
-            is_now = job.trained_steps > 0 and not lost
+        def struck(requests) -> None:
+            is_now = job.progress.trained_steps > 0 and not lost
             core = core_of(pid_of(second.member)) if is_now else 0
             if is_now:
                 os.kill(core, signal.SIGSTOP)  # so that it makes nothing of this
-            ask(requests, sampling, step)
+            submit(requests)
             if is_now:
                 lost.update(request.group_id for request in requests)
                 os.kill(core, signal.SIGKILL)
 
         def look(path: Path) -> Path:
-            if job.trained_steps == 1 and not lost:
-                assert job.in_flight is not None
-                job.tally.merge(job.in_flight.settle())
+            if job.progress.trained_steps == 1 and not lost:
+                job.driver.settle()
                 assert max(gaps(job)) < 1e-3
             return path
 
-        monkeypatch.setattr(second, "ask", struck)
+        monkeypatch.setattr(second, "submit", struck)
         drive(job, look)
-        wait_for(second, two)
+        wait_for(second, job)
         assert max(gaps(job)) < 1e-3, "the new engine got the weights of the last step"
     groups = check_whole(job.run.path)
     from_first, from_second = made.by_engine[first.name], made.by_engine[second.name]
@@ -148,22 +149,22 @@ def test_a_broadcast_that_an_engine_dies_in_is_made_again_without_it_and_later_w
 
         def struck(version, update, in_flight) -> None:
             load(version, update, in_flight)
-            if job.trained_steps == 2 and not struck_in:
+            if job.progress.trained_steps == 2 and not struck_in:
                 struck_in.append(version)
                 os.kill(pid_of(second.member), signal.SIGKILL)
 
         def look(path: Path) -> Path:
-            if job.trained_steps == 1:
+            if job.progress.trained_steps == 1:
                 assert max(gaps(job)) < 1e-3
-            if job.trained_steps == 3:
-                wait_for(second, two)
+            if job.progress.trained_steps == 3:
+                wait_for(second, job)
                 assert max(gaps(job)) < 1e-3, "the trainer still had the weights, and broadcast them to the new engine"
             return path
 
         monkeypatch.setattr(second, "load", struck)
         drive(job, look)
         assert max(gaps(job)) < 1e-3, "both are in one group again"
-        assert job.weights.method == "nccl"
+        assert job.driver.weights.method == "nccl"
     groups = check_whole(job.run.path)
     assert struck_in == [2]
     for step in (1, 2, 4):
@@ -190,20 +191,20 @@ def test_an_engine_lost_as_it_joins_the_weight_group_is_left_out_of_it(
         "failures": {"stall_seconds": STALL_SECONDS},
     }  # fmt: skip
     with stack.job(block) as job, monkeypatch.context() as patch:
-        get = job.weights.get
+        get = two.watch.get
 
-        def struck(futures, doing):
+        def struck(futures, doing, stall_seconds=None):
             if doing == JOINING:
                 calls.append(doing)
                 if len(calls) == call:
                     os.kill(core_of(pid_of(second.member)), deadly)
-            return get(futures, doing)
+            return get(futures, doing, stall_seconds)
 
-        patch.setattr(job.weights, "get", struck)
+        patch.setattr(two.watch, "get", struck)
         patch.setattr(two.watch, "stall_seconds", STALL_SECONDS)
         drive(job, lambda path: path)
-        assert job.weights.method == "nccl"
-        wait_for(second, two)
+        assert job.driver.weights.method == "nccl"
+        wait_for(second, job)
         assert max(gaps(job)) < 1e-3
     rows = read_metrics(job.run.path)
     assert [row["step"] for row in rows] == [0, 1, 2]
