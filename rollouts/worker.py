@@ -19,7 +19,7 @@ from data_feeds.chat.template import load_tokenizer, render_chat
 from records.rollout import Group, Prompt, Trajectory
 from rewards.scoring.service import ScoringService
 from rollouts.environment import find_environment
-from rollouts.vllm.busy_timer import Stopwatch
+from rollouts.vllm.busy_timer import BusyTimer
 from rollouts.vllm.engine import VLLMEngine
 from rollouts.vllm.response import Generation
 from rollouts.vllm.sampling import Sampling
@@ -65,7 +65,7 @@ class RolloutWorker:
         self.tokenizer = load_tokenizer(model.path, model.trust_remote_code)
         self.environment_class = find_environment(environment)
         self.scoring = ScoringService(reward)
-        self._responses, self._groups = Stopwatch(self._unpaused_seconds), Stopwatch(self._unpaused_seconds)
+        self._responses, self._groups = BusyTimer(self._unpaused_seconds), BusyTimer(self._unpaused_seconds)
         self._under_way: dict[str, asyncio.Task[Group]] = {}  # by group id
         self._tokens_probed = 0
         self._ended: list[str] = []  # group ids, for `collect`

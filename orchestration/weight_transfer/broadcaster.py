@@ -26,10 +26,12 @@ MIB = 1024**2
 
 
 class WeightBroadcaster:
-    """Lives on trainer rank 0. `offer` a rendezvous, `join` with those who were told of it, `send` version after version."""
+    """Lives on trainer rank 0. `offer` a rendezvous, `join` with those who were told of it, `send` version after
+    version."""
 
     def __init__(self, device: DeviceSpec, bucket_mib: float) -> None:
-        """bucket_mib: on a GPU tensors are packed until they are more than this; one bucket is packed while another is sent."""
+        """bucket_mib: on a GPU tensors are packed until they are more than this; one bucket is packed while another is
+        sent."""
         self.backend = device.backend
         self.device = torch.device(device.device, torch.cuda.current_device()) if device.device == "cuda" else CPU
         self.bucket_bytes = int(bucket_mib * MIB)
@@ -60,11 +62,12 @@ class WeightBroadcaster:
     ) -> dict[str, Any]:
         """Broadcast a version to receivers that are waiting for it.
 
-        named_tensors: see `WeightPublisher.publish`. tensors: what they will be; receivers are told before any is gathered.
+        named_tensors: see `WeightPublisher.publish`. tensors: what they will be; receivers are told before any is
+        gathered.
         Returns version, size_bytes, and seconds from the first tensor to the last receiver's end.
 
-        Raises TransferFailed when a receiver is gone or stands still, or there is no memory for a bucket; the group is then of
-        no more use, and is left.
+        Raises TransferFailed when a receiver is gone or stands still, or there is no memory for a bucket; the group is
+        then of no more use, and is left.
         """
         if self.group is None:
             raise TransferFailed("there is no group to send to")

@@ -18,10 +18,10 @@ class WeightPublisher:
     """Writes policy versions for engines to read. Lives on trainer rank 0; one per run.
 
     `direct` writes to anonymous shared memory, which engines on the same machine open through /proc. Nothing but the
-    machine's memory limits it, and nothing stays behind however the trainer ends. `disk` writes to `folder`, which engines
-    on other machines must see under the same path. Tensors are written one by one, so that gathering a sharded model needs
-    room for one tensor beside the file. There is at most one version at a time: the next one is written over it, because
-    memory that is there already is several times faster than memory that has to be made.
+    machine's memory limits it, and nothing stays behind however the trainer ends. `disk` writes to `folder`, which
+    engines on other machines must see under the same path. Tensors are written one by one, so that gathering a sharded
+    model needs room for one tensor beside the file. There is at most one version at a time: the next one is written
+    over it, because memory that is there already is several times faster than memory that has to be made.
     """
 
     def __init__(self, method: Literal["direct", "disk"], folder: str | os.PathLike[str]) -> None:

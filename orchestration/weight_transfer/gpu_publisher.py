@@ -1,4 +1,5 @@
-"""The sending side of `sync.method: direct` where trainer and engine share one GPU: versions stay in its memory (CUDA IPC).
+"""The sending side of `sync.method: direct` where trainer and engine share one GPU: versions stay in its memory (CUDA
+IPC).
 
 vLLM's IPC receiver opens it in the engine's worker. Not yet run on a GPU.
 """
@@ -21,7 +22,8 @@ from rollouts.vllm.weight_file import Checksum, TensorInfo
 
 
 def is_beside_the_only_engine() -> bool:
-    """Whether this rank and the job's one engine have a GPU between them (see `orchestration.cluster.gpu_bundles.placed`).
+    """Whether this rank and the job's one engine have a GPU between them (see
+    `orchestration.cluster.gpu_bundles.placed`).
 
     Where more GPUs are shared, the engines on the others cannot see rank 0's memory: all are sent to by host memory.
     """
@@ -70,8 +72,8 @@ class GpuPublisher:
                 self._copies[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device)
             except torch.OutOfMemoryError as error:
                 raise TransferFailed(
-                    "sync.method direct keeps a copy of the weights on the GPU that trainer and engine share, and there was "
-                    f"no room for it; lower placement.engine_memory_share, or use disk ({error})"
+                    "sync.method direct keeps a copy of the weights on the GPU that trainer and engine share, and there "
+                    f"was no room for it; lower placement.engine_memory_share, or use disk ({error})"
                 ) from error
         return self._copies[name]
 

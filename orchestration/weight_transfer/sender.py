@@ -44,8 +44,8 @@ class WeightSender:
 
         tensors: what named_tensors will be; a broadcast needs to know.
 
-        Raises TransferFailed when the transfer breaks off, or this machine does not have the method, and OSError when the
-        version cannot be written.
+        Raises TransferFailed when the transfer breaks off, or this machine does not have the method, and OSError when
+        the version cannot be written.
         """
         if method == "nccl":
             if self.broadcast is None:

@@ -31,10 +31,11 @@ def adapter_arguments(rank: int) -> dict[str, Any]:
 def checked_adapter(model: nn.Module, tensors: dict[str, Tensor], config: dict[str, Any]) -> Any:
     """Return the adapter made of tensors with PEFT's names, as vLLM holds one. It may keep the tensors.
 
-    config: r, lora_alpha, use_rslora and target_modules as in PEFT's adapter_config.json; matrices: how many layers have one.
+    config: r, lora_alpha, use_rslora and target_modules as in PEFT's adapter_config.json; matrices: how many layers
+    have one.
 
-    Raises ValueError when the engine has no room for adapters, factors are missing or of another rank, or the model has no such
-    layer. vLLM itself would leave out what it does not know.
+    Raises ValueError when the engine has no room for adapters, factors are missing or of another rank, or the model has
+    no such layer. vLLM itself would leave out what it does not know.
     """
     if not internals.takes_adapters(model):
         raise ValueError("an adapter came to an engine that was started without lora_rank")
@@ -85,8 +86,8 @@ def one_adapter_logits(
     scale: float,
     **_: Any,
 ) -> None:
-    """Do the same for the head. vLLM's own CPU function knows the adapters of sampled tokens only, and fails on a prompt whose
-    log-probabilities are requested."""
+    """Do the same for the head. vLLM's own CPU function knows the adapters of sampled tokens only, and fails on a
+    prompt whose log-probabilities are requested."""
     a, b = lora_a_stacked[0, 0], lora_b_stacked[0, 0, : y.shape[-1]]
     if not self.no_lora and a.any():
         y[:, : len(b)] += scale * ((x @ a.T) @ b.T)

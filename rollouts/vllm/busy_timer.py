@@ -1,4 +1,4 @@
-"""How long something was under way, where several such things may overlap."""
+"""How long at least one of several things was under way, where they may overlap."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
-class Stopwatch:
-    """Adds up the time in which at least one thing is under way, by a clock in seconds that may stand still."""
+class BusyTimer:
+    """Adds up the time in which at least one thing is under way. The clock, in seconds, may stand still."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._seconds = 0.0  # of the spans that are over
+        self._seconds = 0.0  # the sum of the spans that are over
         self._since = 0.0  # when the present span began
         self.running = 0  # things under way
 
@@ -29,7 +29,7 @@ class Stopwatch:
 
     @contextmanager
     def timing(self) -> Iterator[None]:
-        """One thing is under way inside."""
+        """Count one thing as under way inside."""
         self.begin()
         try:
             yield
@@ -37,5 +37,5 @@ class Stopwatch:
             self.end()
 
     def seconds(self) -> float:
-        """In all, with the present span so far."""
+        """Return the sum, with the present span so far."""
         return self._seconds + (self._clock() - self._since if self.running else 0.0)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from records.rollout import FloatArray, IntArray
 from rollouts.vllm import internals
-from rollouts.vllm.busy_timer import Stopwatch
+from rollouts.vllm.busy_timer import BusyTimer
 from rollouts.vllm.requests import Requests
 from rollouts.vllm.response import Generation, Response
 from rollouts.vllm.sampling import Sampling
@@ -84,7 +84,7 @@ class VLLMEngine:
         self._unusable: str | None = None  # why the last weights did not load
         self._weights_came = asyncio.Condition()  # also notified when they did not load
         self._paused = False
-        self._pauses = Stopwatch()
+        self._pauses = BusyTimer()
         self._aborts = 0  # how often `abort` was called
 
     async def start(self) -> None:
@@ -193,8 +193,8 @@ class VLLMEngine:
         await self.resume()
 
     async def drain(self) -> None:
-        """Let running requests end, and let none begin until `load_weights` was called. A broadcast is drained for first, so
-        that it begins only when all engines can take it. Called again, this does nothing.
+        """Let running requests end, and let none begin until `load_weights` was called. A broadcast is drained for
+        first, so that it begins only when all engines can take it. Called again, this does nothing.
 
         Raises ValueError when the engine is paused, because its requests cannot end.
         """
@@ -217,16 +217,19 @@ class VLLMEngine:
     async def load_weights(
         self, version: int, update: dict[str, Any], in_flight: InFlight = "recompute", to_score: Sequences = ()
     ) -> LoadReport:
-        """Take a version that a trainer has published, or that it broadcasts now. No request begins meanwhile; each one waits.
+        """Take a version that a trainer has published, or that it broadcasts now. No request begins meanwhile; each one
+        waits.
 
         in_flight: what becomes of running requests, all of which go on under the new weights unless they are drained.
         "recompute": their cached keys and values are made anew. "keep_cache": they keep the old ones, which requests
-        that begin later never meet. "drain": they end first. "abort": vLLM forgets them, and they go on as new requests.
-        to_score: prompts and tokens after them. Their log-probabilities under the new weights, at temperature 1, show that
-        the engine holds those; they are computed before any response begins. Not for a paused engine.
+        that begin later never meet. "drain": they end first. "abort": vLLM forgets them, and they go on as new
+        requests.
+        to_score: prompts and tokens after them. Their log-probabilities under the new weights, at temperature 1, show
+        that the engine holds those; they are computed before any response begins. Not for a paused engine.
 
         Raises:
-            WeightLoadError: the version did not load whole; running requests raise it too, and so does `generate` from now on.
+            WeightLoadError: the version did not load whole; running requests raise it too, and so does `generate` from
+            now on.
             ValueError: "drain" was asked of a paused engine, whose requests cannot end.
         """
         assert update["version"] == version

@@ -1,8 +1,8 @@
 """Everything that is used of vLLM although vLLM does not document it. No other file imports vLLM's private modules.
 
 Written for vLLM 0.32. Each function says what it assumes and what breaks when the assumption no longer holds;
-`unit_tests/rollouts/vllm/test_internals.py` holds each assumption against the vLLM that is installed. vLLM is imported inside
-the functions, because that takes seconds and the driver never needs it.
+`unit_tests/rollouts/vllm/test_internals.py` holds each assumption against the vLLM that is installed. vLLM is imported
+inside the functions, because that takes seconds and the driver never needs it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Described = tuple[str, tuple[list[int], torch.dtype]]  # a tensor's name, shape 
 def start_async_llm(arguments: dict[str, Any]) -> Any:
     """Start vLLM's asynchronous engine.
 
-    Assumed: the class and its module path, and that the usage context picks the batch-size defaults (here those of offline
-    throughput). Otherwise no engine starts, or it takes smaller batches.
+    Assumed: the class and its module path, and that the usage context picks the batch-size defaults (here those of
+    offline throughput). Otherwise no engine starts, or it takes smaller batches.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
@@ -47,8 +47,9 @@ async def submit_request(
     """Hand a request to vLLM; returns its answer, of which `await answer.get()` is vLLM's output.
 
     cache_salt: only requests with the same salt share cached keys and values.
-    Assumed: `add_request` returns before the response is made (vLLM documents only `generate`, which does not), and takes a
-    prompt of type "token" as one that was tokenised before. Otherwise requests could not be counted when they begin.
+    Assumed: `add_request` returns before the response is made (vLLM documents only `generate`, which does not), and
+    takes a prompt of type "token" as one that was tokenised before. Otherwise requests could not be counted when they
+    begin.
     """
     prompt: dict[str, Any] = {"type": "token", "prompt_token_ids": token_ids}
     if cache_salt is not None:
@@ -91,8 +92,8 @@ def join_gloo_group(
 ) -> Any:
     """Return a process group of torch's that is independent of the default one.
 
-    Assumed: vLLM's function for it, which takes the socket that rank 0 listens on. Otherwise `sync.method: nccl` fails on
-    CPUs.
+    Assumed: vLLM's function for it, which takes the socket that rank 0 listens on. Otherwise `sync.method: nccl` fails
+    on CPUs.
     """
     from vllm.distributed.utils import stateless_init_torch_distributed_process_group
 
@@ -157,7 +158,8 @@ def open_over_ipc(receiver: Any, described: list[Described], handles: list[tuple
     """Return tensors in another process's GPU memory, opened by vLLM's IPC receiver. Not yet run on a GPU.
 
     receiver: any weight-transfer engine of this worker. gpu: the UUID of the GPU that holds them.
-    Assumed: `receive_weights` hands all tensors to its model's `load_weights` at once, and needs nothing else of the model.
+    Assumed: `receive_weights` hands all tensors to its model's `load_weights` at once, and needs nothing else of the
+    model.
     Raises ValueError when the tensors are on another GPU than this worker.
     """
     from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferEngine, IPCWeightTransferUpdateInfo
@@ -183,7 +185,8 @@ def open_over_ipc(receiver: Any, described: list[Described], handles: list[tuple
 def begin_reload(model: nn.Module) -> None:
     """Make the layers of a loaded model ready for new weights, which are processed layer by layer as they come.
 
-    Assumed: vLLM's layerwise reload; `model.load_weights` alone fails on a CPU, where packed weights replaced the originals.
+    Assumed: vLLM's layerwise reload; `model.load_weights` alone fails on a CPU, where packed weights replaced the
+    originals.
     """
     from vllm.model_executor.model_loader.reload.layerwise import initialize_layerwise_reload
 
@@ -198,7 +201,8 @@ def finish_reload(model: nn.Module, model_config: Any) -> None:
 
 
 def incomplete_layers(model: nn.Module, tied: list[tuple[nn.Module, nn.Module]]) -> list[str]:
-    """Return the names of layers that received fewer elements than they hold, between `begin_reload` and `finish_reload`.
+    """Return the names of layers that received fewer elements than they hold, between `begin_reload` and
+    `finish_reload`.
 
     tied: see `tied_heads`; heads get no elements of their own, and rows that pad the vocabulary get none either.
     Assumed: vLLM counts loaded elements by layer in its reload records, and forgets the count of a complete layer. vLLM
@@ -238,9 +242,9 @@ def tied_heads(model: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
 def repack_tied_heads(tied: list[tuple[nn.Module, nn.Module]], device: torch.device) -> None:
     """Give heads that share their weight with the embedding the new weight.
 
-    Assumed: on a CPU vLLM packs linear weights after loading and computes with `cpu_linear`; its reload repacks every layer
-    except a tied head, which would go on computing with the old weights without any error. The embedding is packed as a
-    head would be.
+    Assumed: on a CPU vLLM packs linear weights after loading and computes with `cpu_linear`; its reload repacks every
+    layer except a tied head, which would go on computing with the old weights without any error. The embedding is
+    packed as a head would be.
     """
     for head, embedding in tied:
         head.weight = embedding.weight
@@ -267,7 +271,8 @@ def made_adapter(model: nn.Module, adapter_id: int, tensors: dict[str, Tensor], 
     """Return an adapter as vLLM holds one, made of tensors with PEFT's names.
 
     config: as PEFT's adapter_config.json.
-    Assumed: `from_lora_tensors` and its arguments. What vLLM does not know in an adapter it leaves out; see `unknown_parts`.
+    Assumed: `from_lora_tensors` and its arguments. What vLLM does not know in an adapter it leaves out; see
+    `unknown_parts`.
     """
     from vllm.lora.lora_model import LoRAModel
     from vllm.lora.peft_helper import PEFTHelper
@@ -310,8 +315,8 @@ def hold_empty_adapter(model_runner: Any, request: Any, rank: int) -> None:
 def replace_cpu_adapter_products(linear: Callable[..., None], logits: Callable[..., None]) -> None:
     """Put functions of ours in the place of vLLM's products of adapters on a CPU.
 
-    Assumed: layers call `add_lora_linear`, and heads `add_lora_logits`, of this class. Otherwise vLLM's own run: slow, with
-    gigabytes for a long prompt, and without log-probabilities of prompts.
+    Assumed: layers call `add_lora_linear`, and heads `add_lora_logits`, of this class. Otherwise vLLM's own run: slow,
+    with gigabytes for a long prompt, and without log-probabilities of prompts.
     """
     from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 

@@ -1,5 +1,8 @@
-"""When a tensor last reached an engine's workers. They load weights in processes of their own, which answer nothing meanwhile;
-whoever watches the engine can see by this that a long load moves."""
+"""When a tensor last reached an engine's workers.
+
+Workers load weights in processes of their own, which answer nothing meanwhile. The stamp shows whoever watches the
+engine that a long load moves.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,12 @@ from typing import TypeVar
 
 Thing = TypeVar("Thing")
 
-VARIABLE = "FEYNRL_LOAD_STAMP"  # of the environment: where workers find the stamp
+VARIABLE = "FEYNRL_LOAD_STAMP"  # the environment variable that tells workers where the stamp is
 SECONDS = struct.Struct("d")
 
 
 class LoadStamp:
-    """The watcher's end: eight bytes without a name, that live as long as somebody has them open."""
+    """The watcher's end: eight bytes of memory without a name, which live as long as somebody has them open."""
 
     def __init__(self) -> None:
         descriptor = os.memfd_create("feynrl-load-stamp")
@@ -27,18 +30,18 @@ class LoadStamp:
 
     @property
     def environment(self) -> dict[str, str]:
-        """To start the workers with."""
+        """Return the variables to start the workers with."""
         return {VARIABLE: self.path}
 
     @property
     def seconds(self) -> float:
-        """By the machine's monotonic clock; 0 before the first tensor."""
+        """Return when the last tensor came, by the machine's monotonic clock; 0 before the first one."""
         (seconds,) = SECONDS.unpack(self._memory[:])
         return float(seconds)
 
 
 def stamping() -> Callable[[Iterable[Thing]], Iterator[Thing]]:
-    """For a worker: a function that gives the same things, and sets the stamp whenever one is done with."""
+    """Return a function for a worker that passes things on, and sets the stamp whenever one was taken."""
     path = os.environ.get(VARIABLE)
     if path is None:  # nobody watches this engine
         return iter

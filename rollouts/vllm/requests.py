@@ -14,7 +14,7 @@ import numpy as np
 
 from records.rollout import FloatArray, IntArray
 from rollouts.vllm import internals
-from rollouts.vllm.busy_timer import Stopwatch
+from rollouts.vllm.busy_timer import BusyTimer
 from rollouts.vllm.response import Response
 
 FIRST = -1  # before every other priority: scoring, which checks a version, does not wait for responses
@@ -37,7 +37,7 @@ class Request:
 class Requests:
     """All requests of one engine. A request runs from `submit` to the end of `outcome`."""
 
-    def __init__(self, llm: Any, adapter: Any, pauses: Stopwatch) -> None:
+    def __init__(self, llm: Any, adapter: Any, pauses: BusyTimer) -> None:
         """llm: vLLM's engine. adapter: what requests name to use the policy's adapter; None in an engine without.
         pauses: runs while nothing can be generated."""
         self._llm, self._adapter, self._pauses = llm, adapter, pauses
@@ -73,7 +73,8 @@ class Requests:
                 self._idle.set()
 
     async def submit_scoring(self, prompt_ids: IntArray, token_ids: IntArray) -> Coroutine[Any, Any, FloatArray]:
-        """Let vLLM score tokens after a prompt at temperature 1, before anything that waits and without cached keys and values.
+        """Let vLLM score tokens after a prompt at temperature 1, before anything that waits and without cached keys and
+        values.
         Returns a coroutine that waits for the log-probabilities, [T] float32."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -122,7 +123,8 @@ class Requests:
 
     @asynccontextmanager
     async def held_back(self) -> AsyncIterator[float]:
-        """Let no request begin inside. Gives the seconds in which running ones were drained before; 0 when they were not."""
+        """Let no request begin inside. Gives the seconds in which running ones were drained before; 0 when they were
+        not."""
         if not self.are_drained:
             await self.door.acquire()
         try:

@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """What the engine made after one prompt."""
+    """What an engine made after one prompt."""
 
     token_ids: IntArray  # [T], with the end-of-sequence token when the model ended by itself
     logprobs: FloatArray  # [T] of the distribution each token was sampled from
     versions: IntArray  # [T] policy version that made each token; several when weights changed in flight
     finish_reason: str  # "stop" ended by itself, "length" cut at the limit, "abort"
-    seconds: float  # from request to last token, queueing included
-    resumed: int = 0  # how often it was cut off in the middle and went on as a new request
+    seconds: float  # from the call to the last token, queueing included
+    resumed: int = 0  # how often it was cut off in the middle and continued by a new request
 
 
 class Response:
-    """A response while it is being made. Every request takes up where the one before was cut off."""
+    """A response while it is being made. Every request continues where the one before was cut off."""
 
     def __init__(self, prompt_ids: Sequence[int] | IntArray, sampling: Sampling) -> None:
         self._prompt_ids: list[int] = np.asarray(prompt_ids).tolist()
@@ -39,29 +39,30 @@ class Response:
         self._logprobs: list[float] = []
         self._versions: list[int] = []
         self._resumed = 0
-        self.finish_reason = "abort"  # of the last request; nothing was made so far
+        self.finish_reason = "abort"  # why the last request ended; before the first one, as if it had been cut off
 
     def __len__(self) -> int:
-        """Tokens so far."""
+        """Return how many tokens there are so far."""
         return len(self._token_ids)
 
     def context(self) -> list[int]:
-        """The prompt of the next request: all tokens there are."""
+        """Return the prompt of the next request: all tokens there are."""
         return self._prompt_ids + self._token_ids
 
     def parameters(self, step: int, prompt_id: str, sample: int) -> SamplingParams:
-        """vLLM's parameters of the next request: what is left of the limit, and noise that was not used yet."""
+        """Return vLLM's parameters for the next request: what is left of the limit, and noise that was not used yet."""
         left = self._sampling.max_new_tokens - len(self._token_ids)
-        asked = dataclasses.replace(self._sampling, max_new_tokens=left).to_vllm(step, prompt_id, sample)
-        if asked.seed is not None and self._token_ids:
-            asked.seed = continued_seed(asked.seed, self._token_ids)
-        return asked
+        parameters = dataclasses.replace(self._sampling, max_new_tokens=left).to_vllm(step, prompt_id, sample)
+        if parameters.seed is not None and self._token_ids:
+            parameters.seed = continued_seed(parameters.seed, self._token_ids)
+        return parameters
 
     def add(self, made: CompletionOutput, decode: Callable[[list[int]], str]) -> None:
-        """Append what a request made. decode: token ids to text without special tokens, as stop strings see it."""
+        """Append what a request made. decode: makes text of token ids, without special tokens, as stop strings see
+        it."""
         seam = len(self._token_ids)
         self._token_ids += made.token_ids
-        self._logprobs += made.logprobs.logprobs  # type: ignore[union-attr]  # flat: of the sampled tokens only
+        self._logprobs += made.logprobs.logprobs  # type: ignore[union-attr]  # flat: one for each sampled token
         # vLLM labels every token with the version active when it was sampled; "default" is before the first sync.
         for span in made.weight_versions or []:
             self._versions += [0 if span.version == "default" else int(span.version)] * (span.end - span.start)
@@ -76,7 +77,7 @@ class Response:
                 self._versions, self.finish_reason = self._versions[:end], "stop"
 
     def generation(self, seconds: float) -> Generation:
-        """What there is by now."""
+        """Return what there is by now."""
         return Generation(
             np.asarray(self._token_ids, dtype=np.int32),
             np.asarray(self._logprobs, dtype=np.float32),
@@ -88,8 +89,8 @@ class Response:
 
 
 def continued_seed(seed: int, token_ids: list[int]) -> int:
-    """The seed of a request that goes on after these tokens, in 0..2^63-1. With the first seed it would begin with the
-    noise that made the first token."""
+    """Return the seed of a request that continues after these tokens, in 0..2^63-1. With the first request's seed it
+    would begin with the noise that made the first token."""
     key = seed.to_bytes(8, "big") + np.asarray(token_ids, dtype=np.int32).tobytes()
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1
 
@@ -97,10 +98,11 @@ def continued_seed(seed: int, token_ids: list[int]) -> int:
 def stop_across(
     token_ids: list[int], seam: int, stop: tuple[str, ...], decode: Callable[[list[int]], str]
 ) -> int | None:
-    """How many tokens there are up to the one that completes a stop string begun before the seam; None: there is none.
+    """Return how many tokens there are up to the one that completes a stop string begun before the seam; None without
+    one.
 
-    vLLM looks for stop strings in one request's text only. Tokens made after such a string are as if never made: what
-    is kept has the distribution of a response that was not cut off.
+    vLLM looks for stop strings in one request's text only. Tokens made after such a string are dropped: what is kept
+    has the distribution of a response that was not cut off.
     """
     if not stop:
         return None
@@ -110,6 +112,6 @@ def stop_across(
         text = decode(token_ids[:end])
         if any(string in text[max(0, before - longest + 1) :] for string in stop):
             return end
-        if len(text) >= before + longest:  # any other one lies after the seam as a whole
+        if len(text) >= before + longest:  # any other stop string begins after the seam, where vLLM looks
             return None
     return None

@@ -1,4 +1,4 @@
-"""Sampling semantics of the engine: what distribution a response is drawn from."""
+"""What distribution a response is drawn from."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How responses are drawn, which `to_vllm` says to the engine. The trainer divides its logits by rollout.temperature."""
+    """How responses are drawn. vLLM's own parameters are made here and nowhere else."""
 
     max_new_tokens: int
     temperature: float = 1.0  # 0: greedy
@@ -26,7 +26,7 @@ class Sampling:
 
     @classmethod
     def of_rollout(cls, block: Rollout, run_seed: int) -> Sampling:
-        """The training samples of a job."""
+        """Return how the training samples of a job are drawn."""
         return cls(
             max_new_tokens=block.max_new_tokens,
             temperature=block.temperature,
@@ -39,7 +39,7 @@ class Sampling:
 
     @classmethod
     def of_eval(cls, block: Eval, rollout: Rollout, run_seed: int) -> Sampling:
-        """The evaluation of a job: always seeded, so that two evaluations of the same weights agree."""
+        """Return how a job is evaluated: always seeded, so that two evaluations of the same weights agree."""
         return cls(
             max_new_tokens=block.max_new_tokens or rollout.max_new_tokens,
             temperature=block.temperature,
@@ -50,7 +50,7 @@ class Sampling:
 
     @classmethod
     def of_eval_run(cls, block: EvalRun, run_seed: int, greedy: bool = False) -> Sampling:
-        """An evaluation on its own: its samples, or its greedy response."""
+        """Return how an evaluation on its own draws its samples, or its greedy response."""
         return cls(
             max_new_tokens=block.max_new_tokens,
             temperature=0.0 if greedy else block.temperature,
@@ -63,21 +63,14 @@ class Sampling:
     def greedy(self) -> bool:
         return self.temperature == 0
 
-    @property
-    def truncated(self) -> bool:
-        """Whether top-p or top-k make the sampled distribution mu another one than the trained pi: worth a warning.
-
-        The engine then reports log mu, renormalised over the tokens kept, while the trainer computes log pi over all.
-        """
-        return not self.greedy and (self.top_p < 1 or self.top_k > 0)
-
     def request_seed(self, step: int, prompt_id: str, sample: int) -> int:
-        """A pure function of (run seed, step, prompt, sample), in 0..2^63-1: order, engine and resume do not matter."""
+        """Return a seed in 0..2^63-1 that depends on nothing but (run seed, step, prompt, sample): order, engine and
+        resume do not matter."""
         key = f"{self.run_seed}\0{step}\0{prompt_id}\0{sample}".encode()
         return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1
 
     def to_vllm(self, step: int, prompt_id: str, sample: int) -> SamplingParams:
-        """vLLM's parameters of one request: token ids and the sampled tokens' log-probabilities, once, at the end."""
+        """Return vLLM's parameters for one request, which answers once, with token ids and their log-probabilities."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 

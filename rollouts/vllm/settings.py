@@ -48,7 +48,7 @@ def engine_settings(
 
 
 def check_arguments(arguments: dict[str, Any]) -> None:
-    """Raise ValueError, with the nearest name, when vLLM has no such engine argument."""
+    """Raise ValueError, with the nearest name, when vLLM does not have one of these engine arguments."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
@@ -59,15 +59,15 @@ def check_arguments(arguments: dict[str, Any]) -> None:
 
 
 def cpu_arguments(tensor_parallel_size: int) -> dict[str, Any]:
-    """vLLM arguments that suit a CPU engine; measured in benchmarks/rollout_throughput.py."""
+    """Return vLLM's arguments that suit a CPU engine; measured by benchmarks/rollout_throughput.py."""
     arguments: dict[str, Any] = {
         "enforce_eager": True,
         "kv_cache_memory_bytes": GIB,
         # The smallest the CPU kernels take. Only whole blocks of a prompt are shared by its responses, and vLLM's own
         # 128 leaves short prompts unshared: 1.8 times slower on prompts of 36 tokens.
         "block_size": 32,
-        # More at once are not faster on a CPU (256 as fast as 128, 64 a tenth slower), and whoever was asked first would
-        # wait for those that were asked later: in overlap the batch that the trainer waits for for the one after it.
+        # More at once are not faster on a CPU (256 as fast as 128, 64 a tenth slower), and requests that were submitted
+        # first would wait for later ones: in overlap the batch that the trainer waits for, for the batch after it.
         "max_num_seqs": 128,
     }
     if tensor_parallel_size == 1:
@@ -77,7 +77,7 @@ def cpu_arguments(tensor_parallel_size: int) -> dict[str, Any]:
 
 
 def cpu_environment(threads: int) -> dict[str, str]:
-    """Environment of a CPU engine: threads that may move between cores, and sleep soon when they wait.
+    """Return the environment of a CPU engine: its threads may move between cores, and sleep soon when they wait.
 
     A few microseconds of spinning bridge the gaps between one operation and the next: 1.23 times the tokens/s of none
     on two free cores, 0.77 times beside a busy process. Long spinning beside one would cost most of the speed.
@@ -97,7 +97,7 @@ def cpu_environment(threads: int) -> dict[str, str]:
 
 @contextlib.contextmanager
 def changed_environment(values: dict[str, str]) -> Iterator[None]:
-    """Set variables for the processes started inside; vLLM takes its CPU settings in no other way."""
+    """Set variables for the processes that are started inside; vLLM takes its CPU settings in no other way."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

@@ -1,8 +1,10 @@
-"""Both ends of `sync.method: nccl`: the group of trainer rank 0 and every worker of every engine, and a version's way through it.
+"""Both ends of `sync.method: nccl`: the group of trainer rank 0 and every worker of every engine, and a version's way
+through it.
 
-A version is announced (names, dtypes, shapes), then its tensors come, and at the end the sender says how many there were and
-their checksum. Between GPUs this is vLLM's NCCL communicator and its packed broadcast, between CPU processes torch's gloo, tensor
-by tensor. Nothing here waits for ever: what does not move for `timeout_seconds` raises `TransferFailed`.
+A version is announced (names, dtypes, shapes), then its tensors come, and at the end the sender says how many there
+were and their checksum. Between GPUs this is vLLM's NCCL communicator and its packed broadcast, between CPU processes
+torch's gloo, tensor by tensor. Nothing here waits for ever: what does not move for `timeout_seconds` raises
+`TransferFailed`.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ class GlooGroup:
         self._group.set_timeout(timedelta(seconds=seconds))
 
     def broadcast(self, tensor: Tensor, src: int = 0) -> None:
-        """Send (rank `src`) or receive into `tensor`. Raises TransferFailed when that stands still or a member is gone."""
+        """Send (rank `src`) or receive into `tensor`. Raises TransferFailed when that stands still or a member is
+        gone."""
         options = torch.distributed.BroadcastOptions()
         options.rootRank, options.rootTensor = src, 0
         try:
@@ -73,8 +76,8 @@ class GlooGroup:
 class NcclGroup:
     """One member's end of a group of GPUs: vLLM's communicator and packed broadcast. Not yet run on a GPU.
 
-    vLLM waits for ever for a member that is gone. So the communicator is aborted when a broadcast is under way and no other has
-    begun for the time-out. That ends every wait, and what came meanwhile is refused.
+    vLLM waits for ever for a member that is gone. So the communicator is aborted when a broadcast is under way and no
+    other has begun for the time-out. That ends every wait, and what came meanwhile is refused.
     """
 
     def __init__(self, device: torch.device, communicator: Any, seconds: float) -> None:
@@ -127,7 +130,8 @@ def join_group(
     """Join a group, or serve its rendezvous on `listening` (rank 0); returns when all `size` members are there.
 
     backend: "gloo" or "nccl". device: where the tensors to be broadcast are.
-    timeout_seconds: the longest time that a broadcast may stand still. join_seconds: the longest time to wait for members.
+    timeout_seconds: the longest time that a broadcast may stand still. join_seconds: the longest time to wait for
+    members.
 
     Raises TransferFailed when not all members came, or they cannot reach one another.
     """
@@ -180,7 +184,8 @@ def send(group: WeightGroup, version: int, named_tensors: Iterable[Named], annou
 
 
 def announced(group: WeightGroup, version: int) -> Announcement:
-    """Wait for a version's announcement. Raises ValueError when it is another version, or other bytes came than were sent."""
+    """Wait for a version's announcement. Raises ValueError when it is another version, or other bytes came than were
+    sent."""
     came, size_bytes, checksum = numbers(group, 0, 0, 0)
     if came != version:
         raise ValueError(f"version {came} came, {version} was announced")

@@ -91,8 +91,8 @@ class Checksum:
 
 
 def weighted_sum(data: Tensor) -> Tensor:
-    """Return a checksum of bytes, as int64: two weighted sums of 64-bit words, similar to Fletcher's. The weight of a word is
-    odd and depends on its place, so a change of any one word is seen for certain."""
+    """Return a checksum of bytes, as int64: two weighted sums of 64-bit words, similar to Fletcher's. The weight of a
+    word is odd and depends on its place, so a change of any one word is seen for certain."""
     if len(data) % 8 or data.storage_offset() % 8:
         data = torch.nn.functional.pad(data, (0, -len(data) % 8))
     words = data.view(torch.int64)
@@ -124,7 +124,8 @@ class FileUpdate:
 
 
 class WeightFile:
-    """The file that versions come in. Shared memory stays mapped from one version to the next, which are written over one
+    """The file that versions come in. Shared memory stays mapped from one version to the next, which are written over
+    one
     another: making a mapping takes several times as long as reading it."""
 
     def __init__(self) -> None:
@@ -132,8 +133,8 @@ class WeightFile:
         self._identity: tuple[int, int] | None = None
 
     def tensors(self, update: FileUpdate) -> list[Named]:
-        """Return views into the file. What was made of them counts only if their checksum is right afterwards: then nobody
-        wrote to the file meanwhile, or before.
+        """Return views into the file. What was made of them counts only if their checksum is right afterwards: then
+        nobody wrote to the file meanwhile, or before.
 
         Raises ValueError when the file cannot be mapped.
         """
@@ -150,6 +151,6 @@ class WeightFile:
                 self._identity = identity
         except (OSError, RuntimeError) as error:
             raise ValueError(
-                f"{update.path} cannot be mapped with {update.size_bytes} bytes ({error}); sync.method direct needs engines "
-                "on the trainer's machine, disk a folder that both see"
+                f"{update.path} cannot be mapped with {update.size_bytes} bytes ({error}); sync.method direct needs "
+                "engines on the trainer's machine, disk a folder that both see"
             ) from error

@@ -1,8 +1,9 @@
 """Inside vLLM's workers: new weights are opened or received, loaded and checked, or refused.
 
-One receiver, which vLLM knows as the weight-transfer backend "feynrl", takes the updates of every method, so that a job can fall
-back from one to another. `ReceiverExtension` is given to vLLM as `worker_extension_cls`: it makes workers import this module,
-which registers the receiver. An update holds a whole model, or an adapter for an engine that was started with room for one.
+One receiver, which vLLM knows as the weight-transfer backend "feynrl", takes the updates of every method, so that a job
+can fall back from one to another. `ReceiverExtension` is given to vLLM as `worker_extension_cls`: it makes workers
+import this module, which registers the receiver. An update holds a whole model, or an adapter for an engine that was
+started with room for one.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ BACKEND = "feynrl"
 
 @dataclass
 class JoinGroup(WeightTransferInitInfo):
-    """What `orchestration.rl.weight_sync.WeightSync` tells the engines of a broadcast group; files need no rendezvous."""
+    """What `orchestration.rl.weight_sync.WeightSync` tells the engines of a broadcast group; files need no
+    rendezvous."""
 
     host: str
     port: int
@@ -65,8 +67,9 @@ class BroadcastUpdate(WeightTransferUpdateInfo):
 class WeightReceiver(WeightTransferEngine[JoinGroup, BroadcastUpdate]):
     """One worker's receiving side. A whole update arrives in one call, so start and finish have nothing to do.
 
-    Failures are not raised to vLLM, which reads the error of one worker and takes the errors of the others for the answers to
-    its next calls. They are left in `failure`; the engine asks every worker, through `ReceiverExtension.weight_failure`.
+    Failures are not raised to vLLM, which reads the error of one worker and takes the errors of the others for the
+    answers to its next calls. They are left in `failure`; the engine asks every worker, through
+    `ReceiverExtension.weight_failure`.
     """
 
     init_info_cls = JoinGroup
@@ -156,8 +159,8 @@ class WeightReceiver(WeightTransferEngine[JoinGroup, BroadcastUpdate]):
 
         adapter: PEFT's configuration when the tensors are an adapter's, which is kept for `activate_adapter`.
 
-        Raises ValueError when the tensors do not make up this model, or an adapter of it. The model is then a mixture and must
-        not generate; a later whole update mends it.
+        Raises ValueError when the tensors do not make up this model, or an adapter of it. The model is then a mixture
+        and must not generate; a later whole update mends it.
         """
         names: set[str] = set()
 
@@ -205,8 +208,8 @@ class ReceiverExtension:
         internals.hold_empty_adapter(self.model_runner, adapter_request(), rank)
 
     def activate_adapter(self) -> None:
-        """Use the adapter that came with the last update. This is a call of its own because vLLM drops every adapter at the end
-        of an update."""
+        """Use the adapter that came with the last update. This is a call of its own because vLLM drops every adapter at
+        the end of an update."""
         receiver = self.weight_transfer_engine
         assert receiver.adapter is not None
         internals.replace_adapter(receiver.model, receiver.adapter)

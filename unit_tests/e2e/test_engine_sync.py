@@ -88,7 +88,7 @@ def test_adapters_merged_are_a_whole_model(pair: Pair, publisher: WeightPublishe
 
 def test_greedy_logprobs_are_those_of_temperature_one(pair: Pair) -> None:
     sampling = Sampling(max_new_tokens=8, temperature=0.0)
-    assert pair.gap(pair.generate(sampling), 1.0) < 1e-4
+    assert pair.gap(pair.generate(sampling), temperature=1.0) < 1e-4
 
 
 def test_tokens_end_with_the_end_of_sequence_token_or_at_the_limit(pair: Pair) -> None:

@@ -1,5 +1,6 @@
-"""Weights that stay in the memory of a GPU which trainer and engine share. Without a GPU torch's handles are replaced by a table
-and the GPU by the CPU's memory; publisher, vLLM's IPC receiver and the checks between them are the code that runs on a GPU."""
+"""Weights that stay in the memory of a GPU which trainer and engine share. Without a GPU torch's handles are replaced
+by a table and the GPU by the CPU's memory; publisher, vLLM's IPC receiver and the checks between them are the code that
+runs on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A method that this machine does not have is a mistake at the start of a job, and a failed transfer when one falls back to it."""
+"""A method that this machine does not have is a mistake at the start of a job, and a failed transfer when one falls
+back to it."""
 
 from __future__ import annotations
 

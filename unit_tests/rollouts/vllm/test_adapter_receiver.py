@@ -1,4 +1,5 @@
-"""The product of one adapter on a CPU, against the formula and against vLLM's own function, which copies it per token."""
+"""The product of one adapter on a CPU, against the formula and against vLLM's own function, which copies it per
+token."""
 
 from __future__ import annotations
 

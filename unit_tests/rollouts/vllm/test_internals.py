@@ -1,5 +1,5 @@
-"""What `rollouts/vllm/internals.py` assumes of vLLM, held against the installed one. Behaviour that takes a running engine is
-tested in unit_tests/e2e/test_engine_sync.py, test_lora_sync.py and test_in_flight.py.
+"""What `rollouts/vllm/internals.py` assumes of vLLM, held against the installed one. Behaviour that takes a running
+engine is tested in unit_tests/e2e/test_engine_sync.py, test_lora_sync.py and test_in_flight.py.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,20 +44,6 @@ def test_evaluation_run_draws_samples_or_one_greedy_response() -> None:
     block = EvalRun(temperature=0.8, top_p=0.9, max_new_tokens=7)
     assert Sampling.of_eval_run(block, 1) == Sampling(7, 0.8, 0.9, seeded=True, run_seed=1)
     assert Sampling.of_eval_run(block, 1, greedy=True) == Sampling(7, 0.0, seeded=True, run_seed=1)
-
-
-@pytest.mark.parametrize(
-    ("sampling", "truncated"),
-    [
-        (Sampling(8), False),
-        (Sampling(8, 0.7), False),
-        (Sampling(8, top_p=0.99), True),
-        (Sampling(8, top_k=1), True),
-        (Sampling(8, 0.0, top_p=0.5, top_k=4), False),  # greedy takes the likeliest token whatever is cut off
-    ],
-)
-def test_truncated_says_when_mu_is_not_pi(sampling: Sampling, truncated: bool) -> None:
-    assert sampling.truncated is truncated
 
 
 def test_vllm_is_asked_for_exactly_this() -> None:

@@ -1,5 +1,6 @@
-"""Weights over vLLM's NCCL communicator and packed broadcast, with stand-ins for what only a GPU has: the communicator (two
-threads and a queue) and CUDA's streams. Packing, buckets, counts, checksums and the time-out are the code that runs on a GPU."""
+"""Weights over vLLM's NCCL communicator and packed broadcast, with stand-ins for what only a GPU has: the communicator
+(two threads and a queue) and CUDA's streams. Packing, buckets, counts, checksums and the time-out are the code that
+runs on a GPU."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> tuple[NcclGroup, NcclGroup]:
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     line: queue.Queue[torch.Tensor] = queue.Queue()
-    return tuple(NcclGroup(CPU, Communicator(rank, line, threading.Event()), seconds=1.0) for rank in range(2))  # type: ignore[misc]
+    sender, receiver = (Communicator(rank, line, threading.Event()) for rank in range(2))
+    return NcclGroup(CPU, sender, seconds=1.0), NcclGroup(CPU, receiver, seconds=1.0)
 
 
 SENT = [(f"{i}", torch.randn(100 + i, 7).to([torch.float32, torch.bfloat16][i // 5])) for i in range(10)]
