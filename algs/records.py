@@ -11,7 +11,8 @@ from torch import Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Groups:
-    """What an advantage sees: S scored trajectories of P prompts, the whole optimizer step, before any sharding or packing.
+    """What an advantage sees: S scored trajectories of P prompts, the whole optimizer step, before any sharding or
+    packing.
 
     With a critic the N action tokens are there too, trajectory after trajectory, in order.
     """
@@ -45,9 +46,8 @@ class PolicyTokens:
     """What a loss sees: the N action tokens of one micro-batch, flattened. There is no padding and no mask here.
 
     A trajectory's tokens are all here or none, in order. All `[N]` tensors are float32 unless noted. Only `logprobs`,
-    `entropy` and `values` carry gradient. This is where a number per token is declared: what computes it, before the update
-    or in the trainer, puts it into the micro-batch's columns under its name here.
-    """
+    `entropy` and `values` carry gradient. This is where a number per token is declared: what computes it, before the
+    update or in the trainer, puts it into the micro-batch's columns under its name here."""
 
     logprobs: Tensor  # [N] log pi, at the sampling temperature
     behavior_logprobs: Tensor  # [N] log mu, as the engine sampled them
@@ -63,7 +63,8 @@ class PolicyTokens:
     returns: Tensor | None = None  # [N] what V should have been: the method's returns()
     chosen: Tensor | None = None  # [S] bool; preference data: the preferred response of its pair, or a desirable one
     update_sums: dict[str, Tensor] = dataclasses.field(default_factory=dict)
-    # the method's update_sums() over every action token of the optimizer step, all micro-batches and ranks; each a scalar
+    # the method's update_sums() over every action token of the optimizer step, all micro-batches and ranks; each a
+    # scalar
 
     def sequence_sum(self, x: Tensor) -> Tensor:
         """Sum over each trajectory. x [N] -> [S]."""
@@ -93,8 +94,8 @@ class PolicyTokens:
 
     @functools.cached_property
     def _pairing(self) -> tuple[Tensor, Tensor]:
-        """Each pair's chosen and rejected trajectory, [P] each. Kept: losses ask several times, and whether the pairs are
-        whole is an answer that the device must be waited for."""
+        """Each pair's chosen and rejected trajectory, [P] each. Kept: losses ask several times, and whether the pairs
+        are whole is an answer that the device must be waited for."""
         assert self.chosen is not None, "these are no preference data"
         order = (2 * self.group + ~self.chosen).argsort()
         chosen, rejected = order[0::2], order[1::2]
@@ -107,8 +108,8 @@ class PolicyTokens:
 
 @dataclasses.dataclass(frozen=True)
 class TokenLoss:
-    """A method's answer: the loss of each token, and named metrics, which are means over whatever they have one entry of:
-    tokens, responses or pairs (reduced as sum and count, never as means of means)."""
+    """A method's answer: the loss of each token, and named metrics, which are means over whatever they have one entry
+    of: tokens, responses or pairs (reduced as sum and count, never as means of means)."""
 
     loss: Tensor  # [N] float32, minimised
     metrics: dict[str, Tensor] = dataclasses.field(

@@ -1,8 +1,7 @@
 """Packing: a step's trajectories become micro-batches of real tokens, without padding, balanced over ranks.
 
-Two layouts. Plain: one segment per trajectory. Shared: a group's prompt is one segment, computed once, and each distinct
-response is a segment that also sees the prompt. Everything is numpy, so that a micro-batch ships cheaply.
-"""
+Two layouts. Plain: one segment per trajectory. Shared: a group's prompt is one segment, computed once, and each
+distinct response is a segment that also sees the prompt. Everything is numpy, so that a micro-batch ships cheaply."""
 
 from __future__ import annotations
 
@@ -63,7 +62,8 @@ class MicroBatch:
         return replace(self, columns={**self.columns, **columns})
 
     def by_trajectory(self, values: Floats) -> Iterator[tuple[int, Floats]]:
-        """Yield each trajectory's position among those given to pack() and its part of `values`, [N]; nothing of a dummy."""
+        """Yield each trajectory's position among those given to pack() and its part of `values`, [N]; nothing of a
+        dummy."""
         if not self.is_dummy:
             parts = np.split(values, np.searchsorted(self.sequence, np.arange(1, len(self.group))))
             yield from zip(self.trajectory_index.tolist(), parts, strict=True)
@@ -96,11 +96,11 @@ def pack(
 ) -> list[list[MicroBatch]]:
     """Split trajectories into micro-batches: a list per rank, all lists of the same length. Deterministic.
 
-    groups and loss_weights have one entry per trajectory; the weight is that of each of its tokens. Trajectories of weight 0
-    and those without action tokens are left out.
-    A micro-batch holds at most `max_tokens` input tokens, except that a trajectory longer than that gets one of its own. A
-    group too big for the budget is split and its prompt repeated, unless `whole_groups` keeps its members together whatever
-    they take, as pairs must be (then `share_prompts` must be on). Ranks that would lack a micro-batch get a dummy of weight 0.
+    groups and loss_weights have one entry per trajectory; the weight is that of each of its tokens. Trajectories of
+    weight 0 and those without action tokens are left out. A micro-batch holds at most `max_tokens` input tokens, except
+    that a trajectory longer than that gets one of its own. A group too big for the budget is split and its prompt
+    repeated, unless `whole_groups` keeps its members together whatever they take, as pairs must be (then
+    `share_prompts` must be on). Ranks that would lack a micro-batch get a dummy of weight 0.
 
     Raises:
         ValueError: a prompt is empty, arrays differ in length, or the trajectories of a group differ in prompt.

@@ -1,4 +1,5 @@
-"""Many responses laid end to end, so that numpy works on all their tokens at once: a call for each costs more than the work."""
+"""Many responses laid end to end, so that numpy works on all their tokens at once: a call for each costs more than the
+work."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class Responses:
         self._indices = np.arange(len(self.actions), dtype=np.int64)
 
     def columns(self, version: int, **given: NDArray[Any]) -> Columns:
-        """Return what the sampling says of every action token, and the given numbers, one per token or one per response.
+        """Return what the sampling says of every action token, and the given numbers, one per token or one per
+        response.
 
         version: the policy's now, from which a token's staleness is counted.
         """
@@ -51,13 +53,13 @@ class Responses:
         return [column[first:end] for first, end in zip(self._first, self._end, strict=True)]
 
     def order(self, members: Iterable[int]) -> Ints:
-        """Return the indices of some trajectories' action tokens in a column, one trajectory after another. In 0..N-1"""
+        """Return the indices of some trajectories' action tokens in a column, one trajectory after another. In
+        0..N-1"""
         return np.concatenate([self._indices[self._first[i] : self._end[i]] for i in members])
 
     def bodies(self) -> list[bytes]:
-        """Return the response tokens that are inputs, as int64: up to the one before the last action token, which is only
-        predicted. Empty for a trajectory without action tokens; at least one must have some.
-        """
+        """Return the response tokens that are inputs, as int64: up to the one before the last action token, which is
+        only predicted. Empty for a trajectory without action tokens; at least one must have some."""
         whole = self.token_ids.tobytes()
         last = self.actions[np.asarray(self._end) - 1]
         return [

@@ -73,8 +73,8 @@ class Trajectory:
         return self.finish_reason == "length"
 
     def with_a_state_after(self) -> Trajectory:
-        """Return the trajectory with one more action token, whose state is the one after the last real token. The token itself
-        is predicted only, never an input, so that which one it is does not matter."""
+        """Return the trajectory with one more action token, whose state is the one after the last real token. The token
+        itself is predicted only, never an input, so that which one it is does not matter."""
 
         def longer(array: np.ndarray, value: float) -> np.ndarray:
             return np.append(array, np.asarray(value, dtype=array.dtype))

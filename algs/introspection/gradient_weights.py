@@ -1,4 +1,5 @@
-"""How a method weighs grad log pi, as numbers: against the ratio, or against the margin for methods that learn from pairs."""
+"""How a method weighs grad log pi, as numbers: against the ratio, or against the margin for methods that learn from
+pairs."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ CHOSEN = (True, False, False, True, True, False)  # one of each group, so that t
 
 
 def made_up_tokens() -> PolicyTokens:
-    """Sixteen tokens of six responses in three groups, with every optional field. The same at every call.
+    """Return sixteen tokens of six responses in three groups, with every optional field. They are the same at every
+    call.
 
     Ratios run from exp(-4) to exp(4), far on both sides of any usual clip; advantages have both signs. Each group is a
     pair, for methods that learn from preferences; for one that learns from labels each response has its own.
@@ -54,7 +55,7 @@ def made_up_tokens() -> PolicyTokens:
 
 
 def made_up_groups(sizes: tuple[int, ...], with_critic: bool) -> Groups:
-    """Groups of the given sizes whose rewards all differ, with a critic's fields when asked for."""
+    """Return groups of the given sizes whose rewards all differ, with a critic's fields when asked for."""
     responses = sum(sizes)
     random = torch.Generator().manual_seed(0)
     lengths = torch.arange(responses) % 3 + 1
@@ -74,7 +75,7 @@ def made_up_groups(sizes: tuple[int, ...], with_critic: bool) -> Groups:
 
 
 def ignores_zero_advantage(method: PolicyMethod) -> bool:
-    """Whether a token with advantage 0 gives no gradient under this method and its parameters.
+    """Return whether a token with advantage 0 gives no gradient under this method and its parameters.
 
     A KL term acts on every token, and so does a critic's loss: then nothing may be left out of the forward pass.
     """
@@ -85,7 +86,7 @@ def ignores_zero_advantage(method: PolicyMethod) -> bool:
 
 
 def reads(method: PolicyMethod) -> frozenset[str]:
-    """Which of `READABLE` change the method's loss, or its gradient, when they vary."""
+    """Return which of `READABLE` change the method's loss, or its gradient, when they vary."""
     tokens = made_up_tokens()
     before = _asked(method, tokens)
     found = set()
@@ -99,13 +100,14 @@ def reads(method: PolicyMethod) -> frozenset[str]:
 
 
 def differentiates(method: PolicyMethod) -> frozenset[str]:
-    """Which of `DIFFERENTIABLE` are in the graph of the method's loss, gradient 0 or not."""
+    """Return which of `DIFFERENTIABLE` are in the graph of the method's loss, gradient 0 or not."""
     _, gradients = _losses_and_gradients(method, made_up_tokens())
     return frozenset(name for name, gradient in gradients.items() if gradient is not None)
 
 
 def gradient_weight(method: PolicyMethod, log_ratio: Tensor, advantage: Tensor | float) -> Tensor:
-    """The weight on grad log pi, -dL/dlog pi, of responses of one token with pi_old = mu = pi / ratio. [N] -> [N]
+    """Return the weight on grad log pi, -dL/dlog pi, of responses of one token with pi_old = mu = pi / ratio. [N] ->
+    [N]
 
     Args:
         log_ratio: [N] floating, log(pi / pi_old).
@@ -119,12 +121,12 @@ def gradient_weight(method: PolicyMethod, log_ratio: Tensor, advantage: Tensor |
 
 
 def pair_weights(method: PolicyMethod, margin: Tensor) -> tuple[Tensor, Tensor]:
-    """The weights on grad log pi of the chosen and the rejected response, -dL/dlog pi of the mean over pairs times their
-    number, for pairs of one-token responses whose log-ratios to the reference differ by `margin`. [P] -> [P], [P]
+    """Return the weights on grad log pi of the chosen and the rejected response, -dL/dlog pi of the mean over pairs
+    times their number, for pairs of one-token responses whose log-ratios to the reference differ by `margin`. [P] ->
+    [P], [P]
 
-    The more probable response of a pair has log pi = -1, and pi_ref gives both -1. Of a method that scores responses with
-    a value head it is the weight on the score's gradient, for scores of +- margin / 2.
-    """
+    The more probable response of a pair has log pi = -1, and pi_ref gives both -1. Of a method that scores responses
+    with a value head it is the weight on the score's gradient, for scores of +- margin / 2."""
     pairs = len(margin)
     logprobs = torch.cat([-1 + margin.clamp(max=0), -1 - margin.clamp(min=0)])
     tokens = _single_tokens(logprobs, torch.full_like(logprobs, -1.0), torch.arange(pairs).repeat(2))
@@ -136,8 +138,9 @@ def pair_weights(method: PolicyMethod, margin: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def label_weights(method: PolicyMethod, log_ratio: Tensor) -> tuple[Tensor, Tensor]:
-    """The weights on grad log pi of desirable and of undesirable one-token responses with this log pi / pi_ref, -dL/dlog pi
-    of the mean over responses times their number. [S] -> [S], [S]. Sums over the step are those of these responses."""
+    """Return the weights on grad log pi of desirable and of undesirable one-token responses with this log pi / pi_ref,
+    -dL/dlog pi of the mean over responses times their number. [S] -> [S], [S]. Sums over the step are those of these
+    responses."""
     n = len(log_ratio)
     logprobs = (-1 + log_ratio.clamp(max=0)).repeat(2)
     tokens = _single_tokens(logprobs, logprobs - log_ratio.repeat(2), torch.arange(2 * n))
@@ -146,7 +149,7 @@ def label_weights(method: PolicyMethod, log_ratio: Tensor) -> tuple[Tensor, Tens
 
 
 def likelihood_weight(method: PolicyMethod, logprobs: Tensor) -> Tensor:
-    """The weight on grad log pi of trained tokens with this log pi, responses of one token. [N] -> [N]"""
+    """Return the weight on grad log pi of trained tokens with this log pi, responses of one token. [N] -> [N]"""
     return _weights(method, _single_tokens(logprobs, logprobs, torch.arange(len(logprobs))))
 
 
@@ -168,7 +171,8 @@ def _single_tokens(logprobs: Tensor, others: Tensor, group: Tensor) -> PolicyTok
 
 
 def _weights(method: PolicyMethod, tokens: PolicyTokens) -> Tensor:
-    """-dL/dlog pi, L the sum of the tokens' losses; plus -dL/dV, for a method whose loss is on the values. [N]"""
+    """Return -dL/dlog pi, L the sum of the tokens' losses; plus -dL/dV, for a method whose loss is on the values.
+    [N]"""
     assert tokens.values is not None
     leaves = (tokens.logprobs.detach().requires_grad_(), tokens.values.detach().requires_grad_())
     tokens = dataclasses.replace(tokens, logprobs=leaves[0], values=leaves[1])
@@ -178,24 +182,25 @@ def _weights(method: PolicyMethod, tokens: PolicyTokens) -> Tensor:
 
 
 def weighs(correction: Callable[[PolicyTokens], Correction]) -> bool:
-    """Whether a correction gives a kept token a factor other than 1, and so multiplies by rho in one way or another."""
+    """Return whether a correction gives a kept token a factor other than 1, and so multiplies by rho in one way or
+    another."""
     answer = _corrected(correction)
     return bool((answer.weights[answer.keep] != 1).any())
 
 
 def rejects(correction: Callable[[PolicyTokens], Correction]) -> bool:
-    """Whether a correction can leave tokens out."""
+    """Return whether a correction can leave tokens out."""
     return not bool(_corrected(correction).keep.all())
 
 
 def rejects_agreement(correction: Callable[[PolicyTokens], Correction]) -> bool:
-    """Whether a correction leaves out even a token on which trainer and engine agree, rho = 1."""
+    """Return whether a correction leaves out even a token on which trainer and engine agree, rho = 1."""
     keep = _corrected(correction).keep
     return not bool(keep[len(keep) // 2])
 
 
 def with_update_sums(method: PolicyMethod, tokens: PolicyTokens) -> PolicyTokens:
-    """The tokens with the method's sums over the step, taken over these tokens alone."""
+    """Return the tokens with the method's sums over the step, taken over these tokens alone."""
     with torch.no_grad():
         return dataclasses.replace(
             tokens, update_sums={name: values.sum() for name, values in method.update_sums(tokens).items()}
@@ -203,7 +208,7 @@ def with_update_sums(method: PolicyMethod, tokens: PolicyTokens) -> PolicyTokens
 
 
 def _corrected(correction: Callable[[PolicyTokens], Correction]) -> Correction:
-    """The answer for responses of one token whose rho runs from exp(-20) to exp(20), in fine steps around 1,
+    """Return the answer for responses of one token whose rho runs from exp(-20) to exp(20), in fine steps around 1,
     which is in the middle.
 
     Raises:
@@ -224,14 +229,16 @@ def _corrected(correction: Callable[[PolicyTokens], Correction]) -> Correction:
 
 
 def _asked(method: PolicyMethod, tokens: PolicyTokens) -> tuple[Tensor, Tensor]:
-    """The method's losses, and their gradient by logprobs, entropy and values; 0 where there is none. [2N], [3N]"""
+    """Return the method's losses, and their gradient by logprobs, entropy and values; 0 where there is none. [2N],
+    [3N]"""
     losses, gradients = _losses_and_gradients(method, tokens)
     filled = [torch.zeros_like(tokens.logprobs) if g is None else g for g in gradients.values()]
     return losses, torch.cat(filled)
 
 
 def _losses_and_gradients(method: PolicyMethod, tokens: PolicyTokens) -> tuple[Tensor, dict[str, Tensor | None]]:
-    """The method's losses, the critic's behind them, [2N]; and what is in their graph: by name a gradient [N] or None."""
+    """Return the method's losses, the critic's behind them, [2N]; and what is in their graph: by name a gradient [N] or
+    None."""
     assert tokens.values is not None
     leaves = {name: getattr(tokens, name).detach().clone().requires_grad_() for name in DIFFERENTIABLE}
     answer = method.loss(with_update_sums(method, dataclasses.replace(tokens, **leaves)))

@@ -21,9 +21,8 @@ from orchestration.model.prepared_batch import PreparedBatch
 class PolicyHead(nn.Module):
     """The language-model head, in chunks. Holds no parameters of its own: the model keeps its head.
 
-    Its own module so that DeepSpeed's hooks surround exactly this use of the weight: under ZeRO-3 the weight is registered
-    as an external parameter and gathered here, in forward and backward.
-    """
+    Its own module so that DeepSpeed's hooks surround exactly this use of the weight: under ZeRO-3 the weight is
+    registered as an external parameter and gathered here, in forward and backward."""
 
     def __init__(self, linear: nn.Linear, softcap: float | None, float32: bool) -> None:
         super().__init__()
@@ -114,8 +113,8 @@ class PolicyModel(nn.Module):
     def forward(
         self, batch: PreparedBatch, temperature: float = 1.0, train_trunk_on_values: bool = True
     ) -> tuple[Tensor, ...]:
-        """logprobs [N] float32 and entropy [N] float32 (nats) of the action tokens, at `temperature`; with a value head also
-        values [N] float32. All differentiable; values only to the head unless `train_trunk_on_values`."""
+        """logprobs [N] float32 and entropy [N] float32 (nats) of the action tokens, at `temperature`; with a value head
+        also values [N] float32. All differentiable; values only to the head unless `train_trunk_on_values`."""
         self.head.register_partitioned()
         chosen = packed_hidden(self.hf_model, batch)
         predicted = self.head(chosen, batch.targets, batch.rows, temperature)
@@ -124,7 +123,8 @@ class PolicyModel(nn.Module):
         return (*predicted, self.value_head(chosen if train_trunk_on_values else chosen.detach(), batch.rows))
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> PolicyModel:
-        """Rotary frequencies stay float32 when the model is cast, e.g. by DeepSpeed: bfloat16 ones turn far positions."""
+        """Rotary frequencies stay float32 when the model is cast, e.g. by DeepSpeed: bfloat16 ones turn far
+        positions."""
         kept = {name: buffer.clone() for name, buffer in self.named_buffers() if name.endswith("inv_freq")}
         super()._apply(fn, recurse)
         for name, buffer in self.named_buffers():

@@ -1,14 +1,14 @@
-"""A microscope for one optimizer step: runs a saved one again, offline, and shows what every token did to it.
+"""A microscope for one optimizer step: runs a captured one again, offline, and shows what every token did to it.
 
-    python -m orchestration.step_debugger runs/grpo                   what was saved
+    python -m orchestration.step_debugger runs/grpo                   what was captured
     python -m orchestration.step_debugger runs/grpo/captured_steps/step_000412_update_0
                                                                       the step again, and its tokens by share
         --sort ratio --top 50 --html step.html                            other tokens; all of them as a page
         --algorithm cispo --set ratio_cap=2                               the same batch under another method
         --breakpoint                                                      step through the loss in the debugger
 
-A run saves the steps named in `capture.steps` of its configuration, and every update that was skipped because something in
-it was not finite. One process is enough, whatever the run's ranks. See docs/running/STEP_DEBUGGER.md.
+A run captures the steps named in `capture.steps` of its configuration, and every update that was skipped because something
+in it was not finite. One process is enough, whatever the run's ranks. See docs/running/STEP_DEBUGGER.md.
 
 Exit codes: 0 done, 1 the step should be bit-equal to the live one and is not, 2 a mistake in what was given.
 """
@@ -60,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="columns:\n" + "\n".join(f"  {name:<17} {text}" for name, text in COLUMNS.items()),
     )
     add = found.add_argument
-    add("path", type=Path, help="a saved step; or a run, or its folder captured_steps, to list what is there")
+    add("path", type=Path, help="a captured step; or a run, or its folder captured_steps, to list what is there")
     add("--sort", metavar="COLUMN", help="largest first (default: share; with --algorithm, change and then share)")
     add("--ascending", action="store_true", help="smallest first")
     add("--top", type=int, default=20, metavar="N", help="tokens to print (default: 20)")
@@ -83,63 +83,65 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console(width=None if sys.stdout.isatty() else WIDTH_WITHOUT_A_TERMINAL, highlight=False)
     try:
         if (given.path / "rank_0.pkl").is_file():
-            return replay(given, console)
-        list_saved(given.path, console)
+            return run_again(given, console)
+        list_captured(given.path, console)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def list_saved(folder: Path, console: Console) -> None:
-    """Print what is saved in a run or in its folder captured_steps. Raises ValueError when nothing is."""
+def list_captured(folder: Path, console: Console) -> None:
+    """Print what is captured in a run or in its folder captured_steps. Raises ValueError when nothing is."""
     found = captured_steps(folder)
     if not found:
-        load_captured_step(folder)  # refuses it, saying what a saved step is
-    table = Table("saved step", "method", "why", "ranks", "tokens", "loss", "gradient norm", box=None, pad_edge=False)
+        load_captured_step(folder)  # refuses it, saying what a captured step is
+    table = Table(
+        "captured step", "method", "why", "ranks", "tokens", "loss", "gradient norm", box=None, pad_edge=False
+    )
     for path in found:
-        saved = load_captured_step(path)
-        live = saved.live.means()
+        captured = load_captured_step(path)
+        live = captured.live.means()
         table.add_row(
-            Text(str(path)), type(saved.method).__name__, saved.reason, str(len(saved.parts)),
+            Text(str(path)), type(captured.method).__name__, captured.reason, str(len(captured.parts)),
             f"{live['train/action_tokens']:.0f}", f"{live['train/loss']:.6g}", f"{live['train/gradient_norm']:.6g}",
         )  # fmt: skip
     console.print(table)
 
 
-def replay(given: argparse.Namespace, console: Console) -> int:
+def run_again(given: argparse.Namespace, console: Console) -> int:
     """Run the step again and show it; returns the exit code."""
     if given.set and given.algorithm is None:
         raise ValueError("--set gives a parameter of the method in --algorithm, which is missing")
-    saved = load_captured_step(given.path)
+    captured = load_captured_step(given.path)
     other = None if given.algorithm is None else built(given.algorithm, given.set)
-    text = token_text(saved)
-    with captured_output(given.path / "replay.log"):  # the libraries' chatter
-        run = rerun(saved, given.device)
+    text = token_text(captured)
+    with captured_output(given.path / "rerun.log"):  # the libraries' chatter
+        run = rerun(captured, given.device)
         asked = [(run.objective, run.tokens)]
-        table = token_table(saved.batches, run.tokens, run.objective, text)
+        table = token_table(captured.batches, run.tokens, run.objective, text)
         findings = [*about_equality(run), *about_not_finite(run, table)]
         if other is not None:
             objective, tokens, notes = under(other, run)
             asked.append((objective, tokens))
-            table = beside(table, token_table(saved.batches, tokens, objective, text))
+            table = beside(table, token_table(captured.batches, tokens, objective, text))
             findings += about_change(run, other, table, gradients(run, asked), notes)
     chosen, columns = selected(table, given), columns_of(table, given)
     if given.breakpoint:
         stop_before_loss(run, *asked[-1])
-    console.print(title(saved), style="bold")
+    console.print(title(captured), style="bold")
     print_metrics(run, console)
     for finding in findings:
         console.print(Text(finding.text), style=TONES[finding.tone], soft_wrap=True)
     print_tokens(table, chosen[: given.top], columns, console)
     if given.html is not None:
-        write_page(given.html, title(saved), findings, run.metrics, table, prompts(saved.batches, text))
+        write_page(given.html, title(captured), findings, run.metrics, table, prompts(captured.batches, text))
         console.print(f"wrote {given.html}")
     return int(run.must_be_equal and bool(run.differing))
 
 
-def token_text(saved: LoadedStep) -> Callable[[list[int]], str]:
-    model = saved.settings.model
+def token_text(captured: LoadedStep) -> Callable[[list[int]], str]:
+    model = captured.settings.model
     return load_tokenizer(model.path, model.trust_remote_code).decode
 
 
@@ -169,13 +171,13 @@ def columns_of(table: TokenTable, given: argparse.Namespace) -> list[str]:
 def print_metrics(run: Rerun, console: Console) -> None:
     """Loss, gradient norms and whatever differs; the rest in one line."""
     shown = [m for m in run.metrics if not m.is_equal or m.name.endswith(("/loss", "/gradient_norm"))]
-    table = Table("metric", "live", "replayed", "", box=None, pad_edge=False)
+    table = Table("metric", "live", "rerun", "", box=None, pad_edge=False)
     for m in shown:
         told = "bit-equal" if m.is_equal else f"differs by {m.relative_difference:.1e}, relatively"
         if math.isinf(m.relative_difference):
             told = "differs"  # one of them is absent or not finite
-        live, replayed = ("absent" if x is None else f"{x:.9g}" for x in (m.live, m.replayed))
-        table.add_row(m.name, live, replayed, Text(told, style="green" if m.is_equal else "red"))
+        live, again = ("absent" if x is None else f"{x:.9g}" for x in (m.live, m.rerun))
+        table.add_row(m.name, live, again, Text(told, style="green" if m.is_equal else "red"))
     console.print(table)
     if rest := len(run.metrics) - len(shown):
         console.print(f"and {rest} further metrics: bit-equal")

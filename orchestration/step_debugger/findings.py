@@ -1,4 +1,4 @@
-"""What a replay found out, in sentences: for the terminal and for the page."""
+"""What a rerun found out, in sentences: for the terminal and for the page."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Finding:
     tone: Literal["good", "bad", "plain"] = "plain"
 
 
-def title(saved: LoadedStep) -> str:
-    step, model = saved.parts[0], saved.settings.model
+def title(captured: LoadedStep) -> str:
+    step, model = captured.parts[0], captured.settings.model
     ranks = f"{step.ranks} rank{'s' if step.ranks > 1 else ''}"
     return (
-        f"Step {step.step}, update {step.update}, {named(saved.method)}, saved because it was {saved.reason}: "
-        f"{ranks} on {step.device}, {model.dtype}, ZeRO {saved.settings.train.zero_stage}, {step.threads} threads"
+        f"Step {step.step}, update {step.update}, {named(captured.method)}, captured because it was {captured.reason}: "
+        f"{ranks} on {step.device}, {model.dtype}, ZeRO {captured.settings.train.zero_stage}, {step.threads} threads"
     )
 
 
@@ -40,18 +40,20 @@ def named(method: PolicyMethod) -> str:
 
 
 def about_equality(run: Rerun) -> list[Finding]:
-    """Whether the replay is the live step to the last bit, and if not, whether that had to be."""
-    live, differing = run.saved.parts[0], run.differing
+    """Say whether the rerun is the live step to the last bit, and if not, whether that had to be."""
+    live, differing = run.captured.parts[0], run.differing
     if not differing:
         text = f"All {len(run.metrics)} metrics are bit-equal to the live step's"
-        if len(run.saved.parts) > 1:
-            text += f", though {len(run.saved.parts)} ranks ran one after the other and sums are in another order"
+        if len(run.captured.parts) > 1:
+            text += f", though {len(run.captured.parts)} ranks ran one after the other and sums are in another order"
         return [Finding(f"{text}.", "good")]
     worst = max(differing, key=lambda metric: metric.relative_difference)
     amount = "" if math.isinf(worst.relative_difference) else f" by {worst.relative_difference:.1e}, relatively"
     text = f"{len(differing)} of {len(run.metrics)} metrics differ from the live step's, most {worst.name}{amount}"
-    if len(run.saved.parts) > 1:
-        return [Finding(f"{text}. {len(run.saved.parts)} ranks ran one after the other, so sums are in another order.")]
+    if len(run.captured.parts) > 1:
+        return [
+            Finding(f"{text}. {len(run.captured.parts)} ranks ran one after the other, so sums are in another order.")
+        ]
     if live.device != run.device:
         return [Finding(f"{text}. It ran on {live.device} and now on {run.device}.")]
     if not run.must_be_equal:
@@ -66,7 +68,7 @@ def about_equality(run: Rerun) -> list[Finding]:
 
 
 def about_not_finite(run: Rerun, table: TokenTable) -> list[Finding]:
-    """Where the first Inf or NaN arises: column and token, or parameter. Nothing when there is none."""
+    """Say where the first Inf or NaN arises: column and token, or parameter. Nothing when there is none."""
     found = table.first_not_finite()
     if found is not None:
         name, row = found
@@ -74,15 +76,15 @@ def about_not_finite(run: Rerun, table: TokenTable) -> list[Finding]:
         if name != "reward":
             where = f"token {table['position'][row]} ({table['token'][row]!r}) of {where}"
         text = f"The first number that is not finite: {name} of {where} is {table[name][row]:g}"
-        spoiled = int(table.spoiled(name).sum())
-        text += f". The column {name} is not finite on {spoiled} of {len(table)} tokens."
-        if name == "logprob" and (weights := _spoiled_weights(run)):
+        nonfinite = int(table.nonfinite(name).sum())
+        text += f". The column {name} is not finite on {nonfinite} of {len(table)} tokens."
+        if name == "logprob" and (weights := _nonfinite_weights(run)):
             text += f" The weights were so already before the step: {weights}."
         return [Finding(text, "bad")]
-    if all(m.replayed is None or math.isfinite(m.replayed) for m in run.metrics):
+    if all(m.rerun is None or math.isfinite(m.rerun) for m in run.metrics):
         if all(m.live is None or math.isfinite(m.live) for m in run.metrics):
             return []
-        return [Finding("The live step was not finite; its replay is. What spoiled it is not in the batch.", "bad")]
+        return [Finding("The live step was not finite; its rerun is. What made it so is not in the batch.", "bad")]
     (gradient,) = gradients(run, [(run.objective, run.tokens)])
     bad = [name for name, values in gradient.items() if not torch.isfinite(values).all()]
     if bad:
@@ -91,15 +93,15 @@ def about_not_finite(run: Rerun, table: TokenTable) -> list[Finding]:
             "in the backward pass"
         )
     else:
-        norms = [m.name for m in run.metrics if m.replayed is not None and not math.isfinite(m.replayed)]
+        norms = [m.name for m in run.metrics if m.rerun is not None and not math.isfinite(m.rerun)]
         where = f"so is the policy's gradient; {' and '.join(norms)} alone is not: too large to be squared and summed"
     return [Finding(f"Every number of every token is finite; {where}.", "bad")]
 
 
-def _spoiled_weights(run: Rerun) -> str:
+def _nonfinite_weights(run: Rerun) -> str:
     from safetensors.torch import load_file
 
-    files = sorted((run.saved.folder / "policy").glob("*.safetensors"))
+    files = sorted((run.captured.folder / "policy").glob("*.safetensors"))
     bad = [name for f in files for name, values in load_file(f).items() if not torch.isfinite(values).all()]
     return ", ".join(bad[:3]) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")
 
@@ -107,8 +109,9 @@ def _spoiled_weights(run: Rerun) -> str:
 def about_change(
     run: Rerun, other: PolicyMethod, table: TokenTable, both: list[Gradient], notes: list[str]
 ) -> list[Finding]:
-    """What another method makes of the same batch. `table` holds both, `both` the gradients of the live one and the other."""
-    live_name, name = named(run.saved.method), named(other)
+    """Say what another method makes of the same batch. `table` holds both, `both` the gradients of the live one and the
+    other."""
+    live_name, name = named(run.captured.method), named(other)
     live, now = (norm(gradient) for gradient in both)
     changed = {kind: int((table["change"] == kind).sum()) for kind in np.unique(table["change"]) if kind}
     sides = ", ".join(f"{count} {kind}" for kind, count in changed.items()) or "none"

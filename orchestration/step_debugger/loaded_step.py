@@ -18,7 +18,7 @@ from orchestration.trainer.settings import TrainerSettings
 
 @dataclass(frozen=True)
 class LoadedStep:
-    """A saved step read back: every rank's part, and what the ranks together measured when it was live."""
+    """A captured step read back: every rank's part, and what the ranks together measured when it was live."""
 
     folder: Path
     parts: tuple[CapturedStep, ...]  # by rank
@@ -31,9 +31,9 @@ class LoadedStep:
 
     @property
     def settings(self) -> TrainerSettings:
-        """As they were live, but for the policy, as it was before the update. Nothing is saved again."""
+        """As they were live, but for the policy, as it was before the update. Nothing is captured again."""
         live, policy = replace(self.parts[0].settings, capture_steps=()), str(self.folder / "policy")
-        if live.lora is not None:  # its base was not saved
+        if live.lora is not None:  # its base was not captured
             return replace(live, lora=live.lora.model_copy(update={"adapter": policy}))
         return replace(live, model=live.model.model_copy(update={"path": policy}))
 
@@ -52,11 +52,11 @@ def load_captured_step(folder: Path) -> LoadedStep:
     """Read a folder that `CapturedStep` wrote. Unpickles: open only folders you trust.
 
     Raises:
-        ValueError: it is no saved step, another version saved it, or the part of a rank is missing.
+        ValueError: it is no captured step, another version captured it, or the part of a rank is missing.
     """
     if not (folder / "rank_0.pkl").is_file():
         raise ValueError(
-            f"{folder} holds no saved step (rank_0.pkl is missing); give one such as "
+            f"{folder} holds no captured step (rank_0.pkl is missing); give one such as "
             "runs/grpo/captured_steps/step_000412_update_0"
         )
     found = [_read(folder / "rank_0.pkl")]
@@ -70,7 +70,11 @@ def load_captured_step(folder: Path) -> LoadedStep:
 
 
 def _read(file: Path) -> tuple[CapturedStep, Tally, str]:
-    """A rank's part. Raises ValueError when records have changed since it was saved."""
+    """Return a rank's part.
+
+    Raises:
+        ValueError: records have changed since it was captured.
+    """
     try:
         step, live, reason = pickle.loads(file.read_bytes())
         for record in (step, step.settings, *step.batches):
@@ -78,7 +82,7 @@ def _read(file: Path) -> tuple[CapturedStep, Tally, str]:
                 getattr(record, item.name)
     except (AttributeError, ImportError) as error:
         raise ValueError(
-            f"{file} does not fit this version of the code ({error}); run it again with the version that saved it, which the "
+            f"{file} does not fit this version of the code ({error}); run it again with the version that captured it, which the "
             "run's environment.json names"
         ) from error
     return step, live, reason

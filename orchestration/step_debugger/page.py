@@ -1,4 +1,4 @@
-"""A replayed step as one page that needs nothing else: findings, metrics, responses as text, every token in a table."""
+"""A captured step as one page that needs nothing else: findings, metrics, responses as text, every token in a table."""
 
 from __future__ import annotations
 
@@ -51,21 +51,20 @@ def page_data(
     if len(rows) < len(table):
         text = f"The page shows {len(rows)} of {len(table)} tokens: whole responses, those with the largest shares."
         notes.append({"text": text, "tone": "plain"})
-    spoiled = np.any([table.spoiled(name) for name in CAUSES if name in table.columns], axis=0)
+    nonfinite = np.any([table.nonfinite(name) for name in CAUSES if name in table.columns], axis=0)
     return {
         "title": head,
         "facts": facts.strip(),
         "findings": notes,
         "metrics": [
-            {"name": m.name, "live": _shown(m.live), "replayed": _shown(m.replayed), "equal": m.is_equal}
-            for m in metrics
+            {"name": m.name, "live": _shown(m.live), "rerun": _shown(m.rerun), "equal": m.is_equal} for m in metrics
         ],
         "names": [name for name in FIRST if name in table.columns] + [n for n in table.columns if n not in FIRST],
         "help": {name: COLUMNS[name] for name in table.columns},
         "texts": [name for name in table.columns if name in TEXTS],
         "columns": {name: _column(name, values[rows]) for name, values in table.columns.items()},
         "prompts": {str(t): prompts[int(t)] for t in np.unique(table["trajectory"][rows])},
-        "spoiled": np.flatnonzero(spoiled[rows]).tolist(),
+        "nonfinite": np.flatnonzero(nonfinite[rows]).tolist(),
     }
 
 

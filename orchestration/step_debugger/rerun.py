@@ -1,4 +1,4 @@
-"""Runs a saved optimizer step again, in this process alone, and looks at its gradient."""
+"""Runs a captured update again, in this process alone, and looks at its gradient."""
 
 from __future__ import annotations
 
@@ -29,39 +29,39 @@ Gradient = dict[str, Tensor]  # by parameter name, float32
 
 @dataclass(frozen=True)
 class Compared:
-    """A metric of the live step and of its replay; None where one of them lacks it."""
+    """A metric of the live step and of its rerun; None where one of them lacks it."""
 
     name: str
     live: float | None
-    replayed: float | None
+    rerun: float | None
 
     @property
     def is_equal(self) -> bool:
         """To the last bit; NaN equals NaN."""
-        if self.live is None or self.replayed is None:
-            return self.live is self.replayed
-        return self.live == self.replayed or (math.isnan(self.live) and math.isnan(self.replayed))
+        if self.live is None or self.rerun is None:
+            return self.live is self.rerun
+        return self.live == self.rerun or (math.isnan(self.live) and math.isnan(self.rerun))
 
     @property
     def relative_difference(self) -> float:
-        """|live - replayed| over the larger of the two; Inf where one is not finite or missing and the other is."""
+        """|live - rerun| over the larger of the two; Inf where one is not finite or missing and the other is."""
         if self.is_equal:
             return 0.0
-        live, replayed = self.live, self.replayed
-        if live is None or replayed is None or not (math.isfinite(live) and math.isfinite(replayed)):
+        live, rerun = self.live, self.rerun
+        if live is None or rerun is None or not (math.isfinite(live) and math.isfinite(rerun)):
             return math.inf
-        return abs(live - replayed) / max(abs(live), abs(replayed))
+        return abs(live - rerun) / max(abs(live), abs(rerun))
 
 
 @dataclass(frozen=True)
 class Rerun:
-    """A saved step that ran again."""
+    """A captured step that ran again."""
 
-    saved: LoadedStep
+    captured: LoadedStep
     device: str
     objective: TokenObjective
     metrics: list[Compared]
-    tokens: list[PolicyTokens]  # of each of saved.batches, as the loss saw them, without gradient
+    tokens: list[PolicyTokens]  # of each of captured.batches, as the loss saw them, without gradient
 
     @property
     def differing(self) -> list[Compared]:
@@ -69,8 +69,9 @@ class Rerun:
 
     @property
     def must_be_equal(self) -> bool:
-        """Whether nothing allows a difference: one rank then and now, on a CPU both times (a GPU adds in no fixed order)."""
-        return len(self.saved.parts) == 1 and self.saved.parts[0].device == self.device == "cpu"
+        """Whether nothing allows a difference: one rank then and now, on a CPU both times (a GPU adds in no fixed
+        order)."""
+        return len(self.captured.parts) == 1 and self.captured.parts[0].device == self.device == "cpu"
 
 
 class RecordingObjective(TokenObjective):
@@ -90,14 +91,15 @@ def detached(t: PolicyTokens) -> PolicyTokens:
     return dataclasses.replace(t, logprobs=t.logprobs.detach(), entropy=t.entropy.detach(), values=values)
 
 
-def rerun(saved: LoadedStep, device: str | None = None) -> Rerun:
-    """The saved update once more: same weights, micro-batches, learning rate and threads; all ranks' parts in sequence.
+def rerun(captured: LoadedStep, device: str | None = None) -> Rerun:
+    """Run the captured update once more: same weights, micro-batches, learning rate and threads; all ranks' parts in
+    sequence.
 
     No reference model is loaded, since its log-probabilities are in the micro-batches. The optimizer's own state is not
-    saved, so the weights after the step mean nothing; loss, gradient and their metrics come before it.
+    captured, so the weights after the step mean nothing; loss, gradient and their metrics come before it.
     """
-    live = saved.parts[0]
-    spec = resolve(device or saved.settings.model.device)
+    live = captured.parts[0]
+    spec = resolve(device or captured.settings.model.device)
     os.environ.update(
         RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()),
         **environment_for_trainer(spec.device, live.threads),
@@ -105,18 +107,21 @@ def rerun(saved: LoadedStep, device: str | None = None) -> Rerun:
     torch.set_num_threads(live.threads)
     from orchestration.trainer.trainer import Trainer  # DeepSpeed reads the environment as it is imported
 
-    trainer = Trainer(saved.settings, saved.method, spec, with_reference=False)
-    trainer.weights.load_value_parameters(saved.values())
+    trainer = Trainer(captured.settings, captured.method, spec, with_reference=False)
+    trainer.weights.load_value_parameters(captured.values())
     trainer.counters = Counters(live.steps_done, live.updates_done)
     objective = trainer.objective
-    trainer.objective = recording = RecordingObjective(saved.method, saved.settings.objective)
-    tally = trainer.update(saved.batches)
-    return Rerun(saved, spec.device, objective, compared(saved.live, tally, ranks=len(saved.parts)), recording.seen)
+    trainer.objective = recording = RecordingObjective(captured.method, captured.settings.objective)
+    tally = trainer.update(captured.batches)
+    return Rerun(
+        captured, spec.device, objective, compared(captured.live, tally, ranks=len(captured.parts)), recording.seen
+    )
 
 
-def compared(live: Tally, replayed: Tally, ranks: int) -> list[Compared]:
-    """Every metric of both, loss and gradient norm first; of several ranks without what counts forward passes and dummies."""
-    one, two = live.means(), replayed.means()
+def compared(live: Tally, again: Tally, ranks: int) -> list[Compared]:
+    """Return every metric of both, loss and gradient norm first; of several ranks without what counts forward passes
+    and dummies."""
+    one, two = live.means(), again.means()
     counts = () if ranks == 1 else ("train/micro_batches", "train/tokens")
     names = [name for name in dict.fromkeys([*one, *two]) if name not in counts]
     first = ("train/loss", "train/gradient_norm", "critic/loss", "critic/gradient_norm")
@@ -125,17 +130,18 @@ def compared(live: Tally, replayed: Tally, ranks: int) -> list[Compared]:
 
 
 def under(method: PolicyMethod, run: Rerun) -> tuple[TokenObjective, list[PolicyTokens], list[str]]:
-    """Another method on the same batch: its objective, the tokens as it would see them, and what a reader must know.
+    """Return another method on the same batch: its objective, the tokens as it would see them, and what a reader must
+    know.
 
     Raises:
         ValueError: it needs numbers that the step did not have.
     """
-    name, live = type(method).__name__, run.saved.settings.objective
+    name, live = type(method).__name__, run.captured.settings.objective
     for need, what in (("values", "a critic's values"), ("ref_logprobs", "log-probabilities of the reference")):
         if need in method.needs() and any(getattr(t, need) is None for t in run.tokens):
             raise ValueError(
-                f"{name} needs {what}, which the saved step does not have: it ran {type(run.saved.method).__name__} "
-                "without them; save a step of a run that has them"
+                f"{name} needs {what}, which the captured step does not have: it ran {type(run.captured.method).__name__} "
+                "without them; capture a step of a run that has them"
             )
     notes = ["Advantages and the weights of the aggregation are the live step's, so only the loss differs."]
     if live.corrections and "behavior_logprobs" in reads(method):
@@ -150,20 +156,21 @@ def under(method: PolicyMethod, run: Rerun) -> tuple[TokenObjective, list[Policy
 
 
 def gradients(run: Rerun, asked: Sequence[tuple[TokenObjective, Sequence[PolicyTokens]]]) -> list[Gradient]:
-    """The whole gradient of the policy loss under each objective, from the same forward passes, without DeepSpeed.
+    """Return the whole gradient of the policy loss under each objective, from the same forward passes, without
+    DeepSpeed.
 
     A critic's loss is not in it. Gradients of micro-batches add up in float32.
     """
     from orchestration.model.policy_model import load_policy
     from orchestration.model.prepared_batch import to_device
 
-    settings, spec = run.saved.settings, resolve(run.device)
+    settings, spec = run.captured.settings, resolve(run.device)
     device = torch.device(spec.device)
     policy = load_policy(settings.model, spec, lora=settings.lora).train()
     policy.to(device=device, dtype=getattr(torch, settings.model.dtype))
     parameters = {name: p for name, p in policy.hf_model.named_parameters() if p.requires_grad}
     sums = [{name: torch.zeros_like(p, dtype=torch.float32) for name, p in parameters.items()} for _ in asked]
-    for index, batch in enumerate(run.saved.batches):
+    for index, batch in enumerate(run.captured.batches):
         prepared = to_device(batch, device)
         logprobs, entropy = policy(prepared, settings.temperature)
         for total, (objective, tokens) in zip(sums, asked, strict=True):
@@ -178,7 +185,7 @@ def gradients(run: Rerun, asked: Sequence[tuple[TokenObjective, Sequence[PolicyT
 
 
 def cosine(a: Gradient, b: Gradient) -> float:
-    """Of two whole gradients, over all trained parameters; NaN when one of them is 0."""
+    """Return the cosine of two whole gradients, over all trained parameters; NaN when one of them is 0."""
     dot = sum(float((a[name].double() * b[name].double()).sum()) for name in a)
     size = norm(a) * norm(b)
     return dot / size if size else math.nan

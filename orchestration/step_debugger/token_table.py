@@ -71,10 +71,10 @@ class TokenTable:
     def __getitem__(self, name: str) -> np.ndarray:
         return self.columns[name]
 
-    def spoiled(self, name: str) -> np.ndarray:
+    def nonfinite(self, name: str) -> np.ndarray:
         """Where a column is Inf or NaN though it should not be. [N] bool
 
-        A missing reward is NaN too; one that spoils the step has made its advantage NaN.
+        A missing reward is NaN too; one that reaches the step has made its advantage NaN.
         """
         bad = ~np.isfinite(self[name])
         return bad & ~np.isfinite(self["advantage"]) if name == "reward" else bad
@@ -82,7 +82,7 @@ class TokenTable:
     def first_not_finite(self) -> tuple[str, int] | None:
         """Column and row of the first Inf or NaN, in the order of causes, then of tokens; None when there is none."""
         for name in CAUSES:
-            if name in self.columns and (rows := np.flatnonzero(self.spoiled(name))).size:
+            if name in self.columns and (rows := np.flatnonzero(self.nonfinite(name))).size:
                 return name, int(rows[0])
         return None
 
@@ -94,10 +94,10 @@ class TokenTable:
         """
         if by not in self.columns:
             raise ValueError(f"--sort {by}: no such column here; there are {', '.join(self.columns)}")
-        spoiled = np.any([self.spoiled(name) for name in CAUSES if name in self.columns], axis=0)
+        nonfinite = np.any([self.nonfinite(name) for name in CAUSES if name in self.columns], axis=0)
         values = self[by]
         rank = np.unique(values, return_inverse=True)[1]  # NaN last, texts by alphabet
-        return np.lexsort((-self["share"], rank if ascending else -rank, ~spoiled))
+        return np.lexsort((-self["share"], rank if ascending else -rank, ~nonfinite))
 
 
 def token_table(

@@ -74,7 +74,8 @@ class TrainerActor:
         return tally, self.trainer.counters.skipped_in_a_row
 
     def call(self, doing: str, method: str, *arguments: Any) -> Any:
-        """Call a method of the trainer by its name, such as "weights.save"; `doing` is what the heartbeat says meanwhile."""
+        """Call a method of the trainer by its name, such as "weights.save"; `doing` is what the heartbeat says
+        meanwhile."""
         with self.activity.during(doing):
             return operator.attrgetter(method)(self.trainer)(*arguments)
 
@@ -108,7 +109,8 @@ class TrainerActor:
         self.sender.broadcast.join(*told)
 
     def release_memory(self) -> None:
-        """Give back device memory that torch keeps for later, to an engine on the same GPU. Not yet exercised on a GPU."""
+        """Give back device memory that torch keeps for later, to an engine on the same GPU. Not yet exercised on a
+        GPU."""
         import torch
 
         torch.cuda.empty_cache()  # nothing to do where there is no GPU

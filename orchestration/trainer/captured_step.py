@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CapturedStep:
-    """One rank's part of one update. What was computed before it (advantages, pi_old, values) is in the micro-batches."""
+    """One rank's part of one update. What was computed before it (advantages, pi_old, values) is in the
+    micro-batches."""
 
     step: int
     update: int  # within the step
@@ -40,8 +41,8 @@ class CapturedStep:
         return Path(self.settings.capture_folder) / f"step_{self.step:06d}_update_{self.update}"
 
     def save_weights(self, weights: TrainedWeights) -> None:
-        """Write the policy in Hugging Face format (of one with adapters, those alone), value head and critic beside it. A
-        collective: every rank calls it."""
+        """Write the policy in Hugging Face format (of one with adapters, those alone), value head and critic beside it.
+        A collective: every rank calls it."""
         weights.save(self.folder / "policy")
         values = weights.value_parameters()
         if self.rank == 0 and values:

@@ -17,10 +17,11 @@ from orchestration.trainer.settings import TrainerSettings
 
 
 def optimizer_step(ds_engine: Any, settings: TrainerSettings) -> tuple[float, bool]:
-    """Take DeepSpeed's optimizer step. Return the global gradient norm, and whether the step was taken: it is not when the norm
-    is Inf or NaN."""
+    """Take DeepSpeed's optimizer step. Return the global gradient norm, and whether the step was taken: it is not when
+    the norm is Inf or NaN."""
     if settings.train.zero_stage == 0 and settings.model.dtype == "float32":
-        # A plain optimizer: DeepSpeed neither tells its norm nor refuses a bad one. Gradients are the same on every rank.
+        # A plain optimizer: DeepSpeed neither tells its norm nor refuses a bad one. Gradients are the same on every
+        # rank.
         norm = float(
             torch.nn.utils.get_total_norm([p.grad for p in ds_engine.module.parameters() if p.grad is not None])
         )
@@ -70,8 +71,8 @@ def summed_over_ranks(sums: dict[str, Tensor], device: torch.device) -> dict[str
 
 
 def learning_rate_at(update: int, train: Optimization, total_updates: int) -> float:
-    """Return the learning rate of update number `update` (from 0). Warm-up starts above zero, and the last update is still
-    above the minimum that cosine and linear lead to: no update has a rate of zero."""
+    """Return the learning rate of update number `update` (from 0). Warm-up starts above zero, and the last update is
+    still above the minimum that cosine and linear lead to: no update has a rate of zero."""
     if update < train.warmup_steps:
         return train.learning_rate * (update + 1) / train.warmup_steps
     span = max(total_updates - train.warmup_steps, 1)
@@ -83,7 +84,8 @@ def learning_rate_at(update: int, train: Optimization, total_updates: int) -> fl
 
 
 def deepspeed_config(model: Model, train: Optimization, ranks: int) -> dict[str, Any]:
-    """Return DeepSpeed's configuration: numbers everywhere, since outside the Hugging Face integration it drops "auto" values."""
+    """Return DeepSpeed's configuration: numbers everywhere, since outside the Hugging Face integration it drops "auto"
+    values."""
     config: dict[str, Any] = {
         "train_batch_size": ranks,
         "train_micro_batch_size_per_gpu": 1,

@@ -1,4 +1,5 @@
-"""All that decides a trainer's next step, on disk: DeepSpeed's optimizer state and float32 weights, counters, random state."""
+"""All that decides a trainer's next step, on disk: DeepSpeed's optimizer state and float32 weights, counters, random
+state."""
 
 from __future__ import annotations
 
@@ -38,8 +39,8 @@ def save_state(folder: Path, ds_engines: Sequence[Any], counters: Counters, devi
 
 
 def load_state(folder: Path, ds_engines: Sequence[Any], device: torch.device) -> Counters:
-    """Bring a trainer that was just built from the same settings to where the one was that wrote `folder`, and return its
-    counters. A collective.
+    """Bring a trainer that was just built from the same settings to where the one was that wrote `folder`, and return
+    its counters. A collective.
 
     This unpickles what DeepSpeed wrote: open only folders you trust.
 

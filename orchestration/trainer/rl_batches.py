@@ -52,15 +52,15 @@ def prepare_updates(
 
 
 def counted(groups: list[Group]) -> list[list[Trajectory]]:
-    """Return, of every group that has any, the trajectories that count for its advantages. Those whose scoring failed, that a
-    filter took out of the baseline, or without a single action token are in neither baseline nor loss."""
+    """Return, of every group that has any, the trajectories that count for its advantages. Those whose scoring failed,
+    that a filter took out of the baseline, or without a single action token are in neither baseline nor loss."""
     members = [[t for t in group.baseline if np.count_nonzero(t.is_action)] for group in groups]
     return [own for own in members if own]
 
 
 def _recomputed(shares: list[list[list[Trajectory]]], names: Sequence[str], recompute: Recompute) -> list[Columns]:
-    """Return the recomputed columns of each update. One call for all updates: everything is computed with the weights at the
-    start of the step."""
+    """Return the recomputed columns of each update. One call for all updates: everything is computed with the weights
+    at the start of the step."""
     if not names or not shares:
         return [{} for _ in shares]
     flat = [[t for own in members for t in own] for members in shares]
@@ -153,9 +153,8 @@ def advantages_of(
 ) -> NDArray[np.float32]:
     """Return the advantage of every action token. [N]
 
-    A reward that is Inf or NaN makes its tokens' advantages NaN whatever the method does with it, and so does an engine's
-    log-probability that of its token (a correction would just reject it): the step must see it.
-    """
+    A reward that is Inf or NaN makes its tokens' advantages NaN whatever the method does with it, and so does an
+    engine's log-probability that of its token (a correction would just reject it): the step must see it."""
     found = advantage_for(config, method)(groups).to(torch.float32)
     responses, tokens = len(groups.lengths), int(groups.lengths.sum())
     if len(found) not in (responses, tokens):
@@ -175,7 +174,8 @@ def note_advantages(responses: Responses, advantages: NDArray[np.float32]) -> No
 
 
 def drops_zero_advantage(objective: TokenObjective, train: Train) -> bool:
-    """Return whether responses whose advantages are all 0 are left out of the forward pass: they would give no gradient."""
+    """Return whether responses whose advantages are all 0 are left out of the forward pass: they would give no
+    gradient."""
     return train.drop_zero_variance_groups and objective.ignores_zero_advantage
 
 

@@ -56,7 +56,8 @@ class TokenObjective:
         return torch.stack([0 * present(getattr(t, name)).sum() for name in sorted(names)]).sum()
 
     def correct(self, t: PolicyTokens) -> tuple[Tensor, Tensor]:
-        """Return the product of the corrections' weights [N] float32, and the tokens that none of them leaves out [N] bool."""
+        """Return the product of the corrections' weights [N] float32, and the tokens that none of them leaves out [N]
+        bool."""
         weights = torch.ones_like(t.old_logprobs)
         keep = torch.ones_like(t.old_logprobs, dtype=torch.bool)
         for correction in self.corrections:
@@ -67,9 +68,8 @@ class TokenObjective:
     def recomputed_columns(self, updates_per_step: int) -> tuple[str, ...]:
         """Return the names of what must be computed with the step's first weights, before its first update.
 
-        With one update per step the policy at its start is the policy itself: pi_old is then taken from the update's own
-        forward pass, unless something needs it before.
-        """
+        With one update per step the policy at its start is the policy itself: pi_old is then taken from the update's
+        own forward pass, unless something needs it before."""
         o, names = self.objective, []
         needed_early = o.rejected_tokens == "leave" or (o.kl.coef > 0 and o.kl.placement == "reward")
         if o.old_logprobs == "trainer" and (needed_early or (self._reads_old_logprobs and updates_per_step > 1)):

@@ -1,8 +1,8 @@
 """One data-parallel rank of the trainer: DeepSpeed around a packed forward pass, the same for every method.
 
-The trainer owns everything a method does not: forward pass at the sampling temperature, accumulation over micro-batches,
-clipping, stepping, metrics as sums and counts. It works in a plain process (one rank) or inside one Ray actor per rank.
-"""
+The trainer owns everything a method does not: forward pass at the sampling temperature, accumulation over
+micro-batches, clipping, stepping, metrics as sums and counts. It works in a plain process (one rank) or inside one Ray
+actor per rank."""
 
 from __future__ import annotations
 
@@ -145,7 +145,8 @@ class Trainer:
     def _losses(
         self, prepared: PreparedBatch, update_sums: dict[str, Tensor], sums: MetricSums
     ) -> tuple[Tensor, Tensor | None]:
-        """Return a micro-batch's part of the policy's and the critic's loss, scalars; what it was like goes into `sums`."""
+        """Return a micro-batch's part of the policy's and the critic's loss, scalars; what it was like goes into
+        `sums`."""
         tokens = self._policy_tokens(prepared, update_sums)
         if prepared.is_dummy:  # no method should meet what is no data
             alone = self.ds_critic is not None
@@ -161,8 +162,8 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, batches: list[MicroBatch]) -> Tally:
-        """Return the loss and the method's metrics on this rank's micro-batches under the current weights, as eval/*; with loss
-        weights that hold the whole set's denominators, exact for any split."""
+        """Return the loss and the method's metrics on this rank's micro-batches under the current weights, as eval/*;
+        with loss weights that hold the whole set's denominators, exact for any split."""
         for ds_engine in self.ds_engines:
             ds_engine.eval()
         sums = MetricSums(has_behavior=False)
@@ -189,7 +190,8 @@ class Trainer:
         return self.objective.has_values and self.counters.steps < self.settings.critic.warmup_steps
 
     def _learns(self, ds_engine: Any) -> bool:
-        """Return whether an engine takes this update's optimizer step: the policy's rests while its own critic warms up."""
+        """Return whether an engine takes this update's optimizer step: the policy's rests while its own critic warms
+        up."""
         return ds_engine is self.ds_critic or self.ds_critic is None or not self.is_warming_up
 
     def _backward(self, policy_loss: Tensor, critic_loss: Tensor | None, is_last: bool) -> None:
@@ -201,17 +203,17 @@ class Trainer:
         for ds_engine, loss in zip(self.ds_engines, losses, strict=True):
             if self._learns(ds_engine):
                 ds_engine.set_gradient_accumulation_boundary(is_last)
-                # A loss that is not finite makes the gradient so, also where calculus would not (log 0): the norm then tells
-                # every rank, without a word between them. DeepSpeed averages gradients over ranks; our weights hold the
-                # global denominator already.
+                # A loss that is not finite makes the gradient so, also where calculus would not (log 0): the norm then
+                # tells every rank, without a word between them. DeepSpeed averages gradients over ranks; our weights
+                # hold the global denominator already.
                 poison = torch.where(torch.isfinite(loss.detach()), float(self.ranks), torch.nan)
                 ds_engine.backward(loss * poison, scale_wrt_gas=False)
                 if not is_last:
                     ds_engine.step()  # counts the micro-batch
 
     def _apply(self) -> tuple[float, float | None, bool]:
-        """Take the optimizer steps. Return the gradient norms of policy and critic, and whether a step was skipped because its
-        norm was not finite. Norms are global, so that all ranks decide alike."""
+        """Take the optimizer steps. Return the gradient norms of policy and critic, and whether a step was skipped
+        because its norm was not finite. Norms are global, so that all ranks decide alike."""
         norms, is_skipped = {id(self.ds_engine): 0.0}, False
         for ds_engine in filter(self._learns, self.ds_engines):
             norms[id(ds_engine)], is_applied = optimizer_step(ds_engine, self.settings)
@@ -219,7 +221,8 @@ class Trainer:
         return norms[id(self.ds_engine)], norms.get(id(self.ds_critic)), is_skipped
 
     def _update_sums(self, batches: list[PreparedBatch]) -> dict[str, Tensor]:
-        """Return the method's sums over every action token of the update, all micro-batches and ranks; float32 scalars."""
+        """Return the method's sums over every action token of the update, all micro-batches and ranks; float32
+        scalars."""
         if not self.objective.has_update_sums:
             return {}
         sums: dict[str, Tensor] = {}
@@ -255,8 +258,9 @@ class Trainer:
     def recompute(
         self, batches: list[MicroBatch], names: Sequence[str], temperature: float | None = None
     ) -> list[dict[str, np.ndarray]]:
-        """Return numbers of every micro-batch's action tokens under the current weights, [N] float32 each: old_logprobs of the
-        policy, ref_logprobs of the reference, old_values of the critic. temperature: None is that of the sampling."""
+        """Return numbers of every micro-batch's action tokens under the current weights, [N] float32 each: old_logprobs
+        of the policy, ref_logprobs of the reference, old_values of the critic. temperature: None is that of the
+        sampling."""
         for ds_engine in self.ds_engines:
             ds_engine.eval()
         t, computed = temperature or self.settings.temperature, []

@@ -21,19 +21,21 @@ from orchestration.trainer.settings import TrainerSettings
 
 
 class TrainedWeights:
-    """Whole parameters, gathered from all ranks. Every method but `adapter_notice` is a collective: every rank calls it."""
+    """Whole parameters, gathered from all ranks. Every method but `adapter_notice` is a collective: every rank calls
+    it."""
 
     def __init__(
         self, policy: PolicyModel, values: torch.nn.Module | None, settings: TrainerSettings, is_reward_model: bool
     ) -> None:
-        """values: the critic, or the value head on the policy's trunk. is_reward_model: the trunk and head are the product."""
+        """values: the critic, or the value head on the policy's trunk. is_reward_model: the trunk and head are the
+        product."""
         self.policy, self.values, self.settings = policy, values, settings
         self.is_reward_model = is_reward_model
         self.rank = torch.distributed.get_rank()
 
     def sent(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield what engines are sent, in the compute dtype: full parameters by their Hugging Face names; with `lora.sync:
-        adapter` the adapter's alone, by PEFT's."""
+        """Yield what engines are sent, in the compute dtype: full parameters by their Hugging Face names; with
+        `lora.sync: adapter` the adapter's alone, by PEFT's."""
         lora = self.settings.lora
         yield from self._tensors(only_adapter=lora is not None and lora.sync == "adapter")
 
@@ -43,9 +45,9 @@ class TrainedWeights:
         return announced(self.policy.hf_model, lora) if lora is not None and lora.sync == "adapter" else None
 
     def save(self, folder: Path) -> None:
-        """Write the policy and its tokenizer in Hugging Face format (rank 0 writes). Of a policy with adapters write those
-        alone, in PEFT's format; with merged checkpoints they go to folder/adapter, and what they make with the base to the
-        folder."""
+        """Write the policy and its tokenizer in Hugging Face format (rank 0 writes). Of a policy with adapters write
+        those alone, in PEFT's format; with merged checkpoints they go to folder/adapter, and what they make with the
+        base to the folder."""
         lora, merged = self.settings.lora, self.settings.merged_checkpoints
         if lora is None or merged:
             self._save_tensors(folder, None)

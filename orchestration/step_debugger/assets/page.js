@@ -2,7 +2,7 @@
 
 const columns = data.columns;
 const total = columns.trajectory.length;
-const spoiled = new Set(data.spoiled);
+const nonfinite = new Set(data.nonfinite);
 const BATCH = 200; // rows drawn at a time
 const state = { sort: "share", descending: true, scope: "", filter: "all", query: "", shown: BATCH, picked: null };
 
@@ -12,7 +12,7 @@ const FILTERS = {
   "advantage below 0": (row) => columns.advantage[row] < 0,
   "clipped or rejected": (row) => columns.state[row] !== "",
   "changed by the other method": (row) => columns.change?.[row] > "",
-  "not finite": (row) => spoiled.has(row),
+  "not finite": (row) => nonfinite.has(row),
 };
 
 const isShare = (name) => name.endsWith("share");
@@ -32,7 +32,7 @@ const visible = (text) => text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").r
 const side = (row) => (columns.advantage[row] > 0 ? "up" : columns.advantage[row] < 0 ? "down" : "");
 
 function compare(a, b) {
-  const bad = spoiled.has(b) - spoiled.has(a); // what is not finite comes first
+  const bad = nonfinite.has(b) - nonfinite.has(a); // what is not finite comes first
   if (bad) return bad;
   const [x, y] = [columns[state.sort][a], columns[state.sort][b]];
   const sign = state.descending ? -1 : 1;
@@ -113,7 +113,7 @@ function drawText() {
     const strength = largest > 0 && columns.share[row] > 0 ? 8 + 62 * Math.sqrt(columns.share[row] / largest) : 0;
     if (strength && side(row)) span.style.background = `color-mix(in srgb, var(--${side(row)}) ${strength.toFixed(0)}%, transparent)`;
     if (columns.state[row]) span.classList.add("silent");
-    if (spoiled.has(row)) span.classList.add("spoiled");
+    if (nonfinite.has(row)) span.classList.add("nonfinite");
     if (row === state.picked) span.classList.add("picked");
     return span;
   });
@@ -126,7 +126,7 @@ function drawText() {
 
 function startSelects() {
   const shares = new Map();
-  columns.trajectory.forEach((t, row) => shares.set(t, (shares.get(t) ?? 0) + (Number(columns.share[row]) || (spoiled.has(row) ? 2 : 0))));
+  columns.trajectory.forEach((t, row) => shares.set(t, (shares.get(t) ?? 0) + (Number(columns.share[row]) || (nonfinite.has(row) ? 2 : 0))));
   const byShare = [...shares.keys()].sort((a, b) => shares.get(b) - shares.get(a));
   byId("response").append(...byShare.map((t) => el("option", { value: t }, String(t))));
   const inOrder = [...shares.keys()].sort((a, b) => a - b);
@@ -141,7 +141,7 @@ function start() {
   byId("findings").append(...data.findings.map((finding) => el("li", { class: finding.tone }, finding.text)));
   byId("metrics").tBodies[0].append(
     ...data.metrics.map((m) =>
-      el("tr", {}, el("td", {}, m.name), el("td", { class: "number" }, String(m.live ?? "absent")), el("td", { class: "number" }, String(m.replayed ?? "absent")), el("td", { class: m.equal ? "good-text" : "bad-text" }, m.equal ? "bit-equal" : "differs")),
+      el("tr", {}, el("td", {}, m.name), el("td", { class: "number" }, String(m.live ?? "absent")), el("td", { class: "number" }, String(m.rerun ?? "absent")), el("td", { class: m.equal ? "good-text" : "bad-text" }, m.equal ? "bit-equal" : "differs")),
     ),
   );
   startSelects();

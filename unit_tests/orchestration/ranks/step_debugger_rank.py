@@ -1,8 +1,8 @@
-"""One process of test_replay.py: python replay_rank.py live FOLDER RANK RANKS PORT, or python replay_rank.py replay FOLDER.
+"""One process of test_step_debugger.py, run as "live FOLDER RANK RANKS PORT" or "again FOLDER".
+again FOLDER.
 
-live: trains a tiny model under each case and saves its last step. replay: runs the commands of FOLDER/commands.pkl, in
-order, as from a shell, and keeps exit codes, outputs and tables.
-"""
+live: trains a tiny model under each case and captures its last step. again: runs the commands of FOLDER/commands.pkl,
+in order, as from a shell, and keeps exit codes, outputs and tables."""
 
 import os
 import sys
@@ -24,7 +24,7 @@ CASES = {  # name: method, parameters, ZeRO stage, dtype, critic, objective, ran
         1,
     ),
     "lora": ("grpo", {}, 2, "bfloat16", "separate", {}, 1),
-    "spoiled": ("grpo", {}, 1, "float32", "separate", {}, 1),
+    "nonfinite": ("grpo", {}, 1, "float32", "separate", {}, 1),
     "two_ranks": ("grpo", {}, 1, "float32", "separate", {}, 2),
 }
 TEMPERATURE = 0.7
@@ -75,14 +75,14 @@ def live(folder: Path, rank: int, ranks: int, port: str) -> None:
                         own = {**own, "returns": own["old_values"] + noise}
                     made.append(batch.with_columns({**own, "behavior_logprobs": policy + noise}))
                 filled.append(made)
-            if name == "spoiled" and step == STEP:
-                spoiled = filled[1][-1].columns["advantages"].copy()
-                spoiled[2] = np.inf
-                filled[1][-1] = filled[1][-1].with_columns({"advantages": spoiled})
+            if name == "nonfinite" and step == STEP:
+                nonfinite = filled[1][-1].columns["advantages"].copy()
+                nonfinite[2] = np.inf
+                filled[1][-1] = filled[1][-1].with_columns({"advantages": nonfinite})
             trainer.step(filled, step)
 
 
-def replay(folder: Path) -> None:
+def run_again(folder: Path) -> None:
     import contextlib
     import io
     import pickle
@@ -113,4 +113,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "live":
         live(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])
     else:
-        replay(Path(sys.argv[2]))
+        run_again(Path(sys.argv[2]))

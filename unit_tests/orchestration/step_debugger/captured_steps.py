@@ -1,4 +1,4 @@
-"""What test_replay.py saves, spoils and asks: trajectories, changed copies of saved steps, commands."""
+"""What test_step_debugger.py saves, spoils and asks: trajectories, changed copies of captured steps, commands."""
 
 import os
 import pickle
@@ -64,7 +64,7 @@ def step_of(folder: Path, case: str, update: int = 1) -> Path:
 
 
 def changed_copy(folder: Path, case: str, name: str, change) -> Path:
-    """A saved step with one of its micro-batches changed by `change(batch)`."""
+    """A captured step with one of its micro-batches changed by `change(batch)`."""
     copy = folder / "changed" / name
     shutil.copytree(step_of(folder, case), copy)
     step, live, reason = pickle.loads((copy / "rank_0.pkl").read_bytes())
@@ -112,7 +112,7 @@ def commands(folder: Path) -> dict[str, list]:
     found = {f"{case} {update}": [step_of(folder, case, update)] for case in CASES for update in (0, 1)}
     found |= {
         "page": [step_of(folder, "grpo"), "--algorithm", "cispo", "--set", f"ratio_cap={CAP}", "--html", folder / "step.html"],
-        "spoiled page": [step_of(folder, "spoiled"), "--html", folder / "spoiled.html"],
+        "nonfinite page": [step_of(folder, "nonfinite"), "--html", folder / "nonfinite.html"],
         "own": [step_of(folder, "grpo"), "--algorithm", "unit_tests.orchestration.ranks.poisonable:Poisonable"],
         "p3o instead": [step_of(folder, "grpo"), "--algorithm", "p3o"],
         "aipo instead": [step_of(folder, "corrected"), "--algorithm", "aipo"],
@@ -124,7 +124,7 @@ def commands(folder: Path) -> dict[str, list]:
         "breakpoint": [step_of(folder, "grpo"), "--breakpoint"],
         "nudged": [nudged],
         "weight": [changed_weights(folder, "weight", 0.9)],
-        "spoiled weight": [changed_weights(folder, "spoiled weight", float("nan"))],
+        "nonfinite weight": [changed_weights(folder, "nonfinite weight", float("nan"))],
         "reward": [changed_copy(folder, "grpo", "reward", with_reward(np.nan))],
         "gradient": [changed_copy(folder, "grpo", "gradient", with_advantage(3e38, 20))],
         "norm": [changed_copy(folder, "grpo", "norm", with_advantage(1e30))],

@@ -1,4 +1,5 @@
-"""A saved optimizer step runs again, bit-equal, without anything of the run; its table and comparisons say what is so."""
+"""A captured optimizer step runs again, bit-equal, without anything of the run; its table and comparisons say what is
+so."""
 
 import pickle
 import re
@@ -33,7 +34,7 @@ CLIP = 0.2
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("replay")
+    folder = tmp_path_factory.mktemp("captured")
     torch.manual_seed(0)
     write_tiny_model(folder / "model")
     shutil.copytree(folder / "model", folder / "base")
@@ -46,7 +47,7 @@ def results(tmp_path_factory):
     shutil.rmtree(folder / "model")  # nothing of the run may be needed, but for the base of a LoRA
     asked = commands(folder)
     (folder / "commands.pkl").write_bytes(pickle.dumps(list(asked.values())))
-    run_all(["replay", str(folder)])
+    run_all(["again", str(folder)])
     found = pickle.loads((folder / "results.pkl").read_bytes())
     return folder, dict(zip(asked, found, strict=True))
 
@@ -188,24 +189,25 @@ def test_methods_that_fit_and_those_that_do_not(results):
     assert not (table(found["aipo instead"], 1)["state"] == "rejected").any()
     assert found["ppo instead"]["code"] == 2
     assert (
-        "PPO needs a critic's values, which the saved step does not have: it ran GRPO" in found["ppo instead"]["error"]
+        "PPO needs a critic's values, which the captured step does not have: it ran GRPO"
+        in found["ppo instead"]["error"]
     )
 
 
 def test_what_is_not_finite_is_named_and_comes_first(results):
     _, found = results
-    spoiled = found["spoiled 1"]
+    nonfinite = found["nonfinite 1"]
     said = re.search(
         r"The first number that is not finite: advantage of token (\d+) \('(\S+)'\) of response (\d+) is inf\. "
         r"The column advantage is not finite on 1 of \d+ tokens\.",
-        spoiled["out"],
+        nonfinite["out"],
     )
-    rows = spoiled["out"].split("state")[-1].split("\n")
+    rows = nonfinite["out"].split("state")[-1].split("\n")
     assert rows[1].split()[:3] == [said[3], said[1], f"'{said[2]}'"]
-    assert "saved because it was not finite" in spoiled["out"]
+    assert "captured because it was not finite" in nonfinite["out"]
     assert "The first number that is not finite: reward of response " in found["reward"]["out"]
-    assert "first number that is not finite: logprob of token 0" in found["spoiled weight"]["out"]
-    assert "so already before the step: model.norm.weight" in found["spoiled weight"]["out"]
+    assert "first number that is not finite: logprob of token 0" in found["nonfinite weight"]["out"]
+    assert "so already before the step: model.norm.weight" in found["nonfinite weight"]["out"]
     assert re.search(
         r"the gradients of \d+ of \d+ parameters are not, the last of these being model\.", found["gradient"]["out"]
     )
@@ -238,7 +240,7 @@ def test_the_debugger_stops_before_the_largest_loss(results):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nothing", "absent holds no saved step"),
+        ("nothing", "absent holds no captured step"),
         ("half", "rank_1.pkl is missing: the step ran on 2 ranks"),
         ("older", "rank_0.pkl does not fit this version of the code ('MicroBatch' object has no attribute 'rewards')"),
         ("no column", "--sort shares: no such column here; there are token, trajectory"),
@@ -291,7 +293,7 @@ def test_the_page_sorts_and_filters_and_asks_nobody(results):
         assert page.locator("#text .prompt").inner_text() == " ".join(WORDS[i] for i in trajectories(1)[4].prompt_ids)
         assert page.locator(".picked").count() == 2
 
-        page.goto((folder / "spoiled.html").as_uri())
+        page.goto((folder / "nonfinite.html").as_uri())
         assert "advantage of token" in page.locator("#findings li.bad").inner_text()
         assert column("advantage")[0] == "Infinity"
         browser.close()
