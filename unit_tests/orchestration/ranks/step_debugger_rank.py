@@ -1,5 +1,4 @@
 """One process of test_step_debugger.py, run as "live FOLDER RANK RANKS PORT" or "again FOLDER".
-again FOLDER.
 
 live: trains a tiny model under each case and captures its last step. again: runs the commands of FOLDER/commands.pkl,
 in order, as from a shell, and keeps exit codes, outputs and tables."""
