@@ -77,7 +77,7 @@ class SlowEngine:
         if self.refusal:
             raise WeightLoadError(self.refusal)
         self.version = version
-        return LoadReport(0.0, 0.0)
+        return LoadReport(0.0, 0.0, 0, 0)
 
     async def shutdown(self) -> None:
         self.log.with_suffix(".closed").touch()

@@ -150,11 +150,11 @@ def test_weights_that_were_taken_beside_training_are_checked() -> None:
     assert not driver.is_settled
     driver.go_round(0.0)
     assert "sync/probes" not in driver.tally.means()
-    right = LoadReport(0.1, 0.0, [np.array([-1.0, -2.001], np.float32)])
+    right = LoadReport(0.1, 0.0, 0, 0, [np.array([-1.0, -2.001], np.float32)])
     pool.is_loading, pool.reports = False, [right, right]
     assert not driver.is_settled
     driver.settle()
     assert driver.tally.means()["sync/probes"] == 2 and driver.is_settled
-    pool.reports = [LoadReport(0.1, 0.0, [np.array([-3.0, -2.0], np.float32)])]
+    pool.reports = [LoadReport(0.1, 0.0, 0, 0, [np.array([-3.0, -2.0], np.float32)])]
     with pytest.raises(ProbeFailed, match="disagree"):
         driver.go_round(0.0)
