@@ -1,27 +1,23 @@
-"""Rows of one source file, a few at a time: parquet, JSON lines (also gzipped), or one JSON array.
+"""Read the rows of one source file: parquet, JSON lines (also gzipped), or one JSON array.
 
-A line that is no JSON object is a bad row with its number; a file that cannot be read on is a ValueError naming it.
+A line that is no JSON object is a bad row with its number; a file that cannot be read is a ValueError that names it.
 """
 
 from __future__ import annotations
 
-import gzip
 import json
-import re
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyarrow import parquet
 
+from data_feeds.reading.rows import JsonRows
 from data_prep.recipe import TEXT, BadRow, Row
 
 BATCH_ROWS = 512
-_CHUNK_CHARACTERS = 1 << 20
-_GAP = re.compile(r"[ \t\r\n,]*")
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 T = TypeVar("T")
 
 
@@ -98,70 +94,28 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 def _json_rows(path: Path) -> Iterator[tuple[int, Row | BadRow]]:
-    opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8-sig") as file:
-        try:
-            head = file.read(_CHUNK_CHARACTERS)
-            while head.isspace() and (more := file.read(_CHUNK_CHARACTERS)):
-                head += more
-            if head.lstrip().startswith("["):
-                yield from _array_elements(file, head, path)
-            else:
-                yield from _lines(file, head)
-        except (UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
-            raise ValueError(f"{path}: it is damaged, or not UTF-8 text: {error}") from error
+    if path.suffix == ".json" and path.read_bytes().lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
+        yield from enumerate(map(_storable_row, _array(path)), 1)
+        return
+    lines = JsonRows(path)
+    for index, row in enumerate(lines.all()):
+        is_bad = isinstance(row, ValueError)
+        yield lines.line(index), BadRow("not a JSON object", str(row)) if is_bad else _storable_row(row)
 
 
-def _lines(file: IO[str], head: str) -> Iterator[tuple[int, Row | BadRow]]:
-    number = 0
-    while head:
-        *lines, rest = head.split("\n")
-        more = file.read(_CHUNK_CHARACTERS)
-        if not more:
-            lines.append(rest)
-        for line in lines:
-            number += 1
-            if line.strip():
-                yield number, _line_row(line)
-        head = rest + more if more else ""
-
-
-def _line_row(line: str) -> Row | BadRow:
+def _array(path: Path) -> list[Any]:
+    """Return the elements of a file that is one JSON array; it is held in memory as a whole."""
     try:
-        value = json.loads(line)
-    except json.JSONDecodeError as error:
-        return BadRow("not JSON", f"{error.msg} at column {error.colno}")
-    return _checked(value, line)
+        return list(json.loads(path.read_text(encoding="utf-8-sig")))
+    except ValueError as error:
+        raise ValueError(f"{path}: it is damaged, or not UTF-8 text: {error}") from error
 
 
-def _array_elements(file: IO[str], head: str, path: Path) -> Iterator[tuple[int, Row | BadRow]]:
-    """Elements of one JSON array, decoded one after the other from a moving window of the text."""
-    decoder, number = json.JSONDecoder(), 0
-    text = head[head.index("[") + 1 :]
-    at, wanted = 0, _CHUNK_CHARACTERS
-    while True:
-        at = _GAP.match(text, at).end()  # type: ignore[union-attr]  # it matches the empty text
-        if text[at : at + 1] == "]":
-            return
-        try:
-            value, end = decoder.raw_decode(text, at)
-        except json.JSONDecodeError as error:
-            more = file.read(wanted)
-            if not more:
-                raise ValueError(f"{path}: element {number + 1} of the array is not JSON: {error.msg}") from error
-            text, at, wanted = text[at:] + more, 0, 2 * wanted  # doubling keeps one huge element linear
-            continue
-        number += 1
-        yield number, _checked(value, text[at:end])
-        at, wanted = end, _CHUNK_CHARACTERS
-
-
-def _checked(value: Any, text: str) -> Row | BadRow:
+def _storable_row(value: Any) -> Row | BadRow:
     if not isinstance(value, dict):
         return BadRow("not a JSON object", f"a {type(value).__name__}")
-    if _SURROGATE.search(text):
-        try:
-            json.dumps(value, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            return BadRow("broken text", "half of a surrogate pair")
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return BadRow("broken text", "half of a surrogate pair")
     return value

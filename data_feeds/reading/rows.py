@@ -68,8 +68,12 @@ class JsonRows:
     def __len__(self) -> int:
         return len(self._starts)
 
+    def line(self, index: int) -> int:
+        """Return the row's line in the file, counted from 1."""
+        return self._lines[index]
+
     def where(self, index: int) -> str:
-        return f"{self.path} line {self._lines[index]}"
+        return f"{self.path} line {self.line(index)}"
 
     def read(self, index: int) -> Columns:
         assert self._map is not None
@@ -86,7 +90,7 @@ class JsonRows:
 
     def _parse(self, line: bytes, index: int) -> Columns:
         try:
-            row = json.loads(line.decode("utf-8"))
+            row = json.loads(line.decode("utf-8-sig"))  # a mark of the byte order may stand before the first
         except UnicodeDecodeError as error:
             raise ValueError(f"{self.where(index)}: it is not UTF-8 text: {error}") from error
         except json.JSONDecodeError as error:

@@ -161,7 +161,7 @@ def test_hh_rlhf(made: Any, tmp_path: Path, tokenizer: Any) -> None:
         8: "'chosen': Human speaks twice in a row",
         9: "'chosen' does not begin with a turn",
         10: "no 'rejected'",
-        11: "not JSON",
+        11: "not a JSON object",
         12: "not a JSON object",
         13: "broken text",
     }
