@@ -113,7 +113,8 @@ def show_prompts(console: Console, config: RLConfig | EvalConfig, tokenizer: Any
 
 
 def show_examples(console: Console, config: SLConfig, tokenizer: Any, n: int, ids: bool) -> None:
-    """The first examples of the first batch, its layout, and what was left out. Raises ValueError as load_supervised_data."""
+    """The first examples of the first batch, its layout, and what was left out. Raises ValueError as
+    load_supervised_data."""
     from data_feeds.examples.supervised_data import load_supervised_data
     from plugins import methods as algorithm
 

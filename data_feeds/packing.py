@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data_feeds.responses import Columns, Responses
+from data_feeds.responses import Responses, TokenColumns
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -46,7 +46,7 @@ class MicroBatch:
     targets: Ints  # [N] the action token
     loss_weights: Floats  # [N]
     sequence: Ints  # [N] in 0..S-1, in order
-    columns: Columns  # [N] each; 0 in a dummy
+    columns: TokenColumns  # [N] each; 0 in a dummy
     group: Ints  # [S] as given to pack()
     trajectory_index: Ints  # [S] position among the trajectories given to pack(); DUMMY in a dummy
     rewards: Floats  # [S] NaN where there is none; nothing trains on it, people look at it
@@ -88,7 +88,7 @@ def pack(
     responses: Responses,
     groups: NDArray[np.integer],
     loss_weights: NDArray[np.floating],
-    columns: Columns,
+    columns: TokenColumns,
     max_tokens: int,
     ranks: int,
     share_prompts: bool,
@@ -216,7 +216,7 @@ def _micro_batch(
     units: list[_Unit],
     groups: NDArray[np.integer],
     loss_weights: NDArray[np.floating],
-    columns: Columns,
+    columns: TokenColumns,
 ) -> MicroBatch:
     pieces: list[bytes] = []  # prompts and bodies in order
     firsts: list[int] = []  # position of each piece's first token within its sequence
@@ -276,7 +276,7 @@ def _micro_batch(
     )
 
 
-def _dummy(token: Ints, columns: Columns) -> MicroBatch:
+def _dummy(token: Ints, columns: TokenColumns) -> MicroBatch:
     """Return one real token that predicts itself with weight 0."""
     zeros = np.zeros(1, dtype=np.int64)
     return MicroBatch(

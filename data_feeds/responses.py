@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from records.rollout import Trajectory
 
 Ints = NDArray[np.int64]
-Columns = dict[
-    str, NDArray[Any]
-]  # by the name of their field in PolicyTokens: a number of every action token, [N] each
+# Numbers of every action token, [N] each, by the name of their field in PolicyTokens.
+TokenColumns = dict[str, NDArray[Any]]
 
 
 class Responses:
@@ -34,7 +33,7 @@ class Responses:
         self._end: list[int] = before[ends].tolist()
         self._indices = np.arange(len(self.actions), dtype=np.int64)
 
-    def columns(self, version: int, **given: NDArray[Any]) -> Columns:
+    def columns(self, version: int, **given: NDArray[Any]) -> TokenColumns:
         """Return what the sampling says of every action token, and the given numbers, one per token or one per
         response.
 

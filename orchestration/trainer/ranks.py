@@ -1,8 +1,8 @@
 """The driver's one handle on all trainer ranks.
 
-Every method that the ranks work on returns a `Call`: the work has begun, and whoever waits for it says what is done meanwhile
-(`Driver.wait` keeps the engines busy, `Watch.wait` does nothing else). The ranks answer when all of them have.
-"""
+Every method that the ranks work on returns a `Call`: the work has begun, and whoever waits for it says what is done
+meanwhile (`Driver.wait` keeps the engines busy, `Watch.wait` does nothing else). The ranks answer when all of them
+have."""
 
 from __future__ import annotations
 
@@ -26,8 +26,6 @@ from orchestration.run.directory import RunDirectory
 from orchestration.trainer.actor import TrainerActor
 from orchestration.trainer.settings import TrainerSettings
 
-Columns = list[dict[str, np.ndarray]]  # of one rank: per micro-batch, the numbers of its action tokens by name
-
 
 class TrainerRanks:
     """All ranks, driven together."""
@@ -43,7 +41,8 @@ class TrainerRanks:
     def create(
         cls, device: DeviceSpec, run: RunDirectory, options: list[dict[str, Any]], cores: CorePlan, watch: Watch
     ) -> TrainerRanks:  # fmt: skip
-        """Start one actor per entry of `options` (Ray actor options); they know one another and have nothing to do yet."""
+        """Start one actor per entry of `options` (Ray actor options); they know one another and have nothing to do
+        yet."""
         environment = environment_for_trainer(device.device, cores.trainer_threads)
         environment["DEEPSPEED_TIMEOUT"] = str(collective_minutes(watch.stall_seconds))
         actors = []
@@ -84,8 +83,8 @@ class TrainerRanks:
 
     def recompute(
         self, per_rank: list[list[MicroBatch]], names: Sequence[str], temperature: float | None = None
-    ) -> Call[list[Columns]]:
-        """Compute numbers of the action tokens of every rank's micro-batches under the current weights; see
+    ) -> Call[list[list[dict[str, np.ndarray]]]]:
+        """Compute numbers of the action tokens under the current weights, by rank, micro-batch and name; see
         Trainer.recompute."""
         doing = f"compute {', '.join(names)}"
         calls = [
@@ -114,8 +113,8 @@ class TrainerRanks:
         return self._call("call", f"write {folder}", "write the trainer's state", "save_state", folder)
 
     def load_state(self, folder: Path) -> Call[list[Any]]:
-        """Go on where `save_state` was called, with ranks that have not trained yet; the wait raises ValueError where the
-        state does not fit."""
+        """Go on where `save_state` was called, with ranks that have not trained yet; the wait raises ValueError where
+        the state does not fit."""
         reading = ("read the trainer's state", "load_state", folder)
         return self._call("call", f"read {folder}", *reading, stall_seconds=START_SECONDS)
 
@@ -138,7 +137,6 @@ class TrainerRanks:
 def collective_minutes(stall_seconds: float) -> int:
     """Return how long a rank waits for the others in a collective before it gives up by itself, in minutes.
 
-    That is longer than the watchdog waits, which names the rank to blame. DeepSpeed's own default, ten minutes, would end
-    a slow start-up.
-    """
+    That is longer than the watchdog waits, which names the rank to blame. DeepSpeed's own default, ten minutes, would
+    end a slow start-up."""
     return math.ceil(max(stall_seconds, START_SECONDS) / 60) + 1

@@ -12,14 +12,14 @@ from orchestration.cluster.watchdog import Call
 from orchestration.trainer.ranks import TrainerRanks
 from records.rollout import Trajectory
 
-Columns = dict[str, list[np.ndarray]]  # by name, one float32 array of its action tokens per trajectory
+Recomputed = dict[str, list[np.ndarray]]  # by name, one float32 array of its action tokens per trajectory
 
 
 def recompute(
     trainers: TrainerRanks, trajectories: list[Trajectory], names: Sequence[str], max_tokens: int, share_prompts: bool,
     temperature: float | None = None,
-) -> Call[Columns]:  # fmt: skip
-    """Have the ranks compute old_logprobs, ref_logprobs or old_values of these trajectories under their present weights.
+) -> Call[Recomputed]:  # fmt: skip
+    """Have the ranks compute old_logprobs, ref_logprobs or old_values of these trajectories under their weights of now.
 
     temperature: None is that of the sampling. With old_values the answer has final_values too, [1] per trajectory: the
     value of the state after its last token.
@@ -37,8 +37,8 @@ def recompute(
         share_prompts=share_prompts,
     )
 
-    def by_trajectory(answers: list[list[dict[str, np.ndarray]]]) -> Columns:
-        columns: Columns = {name: [np.zeros(0, dtype=np.float32)] * count for name in names}
+    def by_trajectory(answers: list[list[dict[str, np.ndarray]]]) -> Recomputed:
+        columns: Recomputed = {name: [np.zeros(0, dtype=np.float32)] * count for name in names}
         for batches, of_batches in zip(per_rank, answers, strict=True):
             for batch, by_name in zip(batches, of_batches, strict=True):
                 for name, values in by_name.items():

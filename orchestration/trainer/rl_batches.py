@@ -19,7 +19,7 @@ from configs.blocks.rl import RLConfig
 from configs.blocks.schedule import Schedule
 from configs.blocks.training import Train
 from data_feeds.packing import MicroBatch, pack
-from data_feeds.responses import Columns, Responses
+from data_feeds.responses import Responses, TokenColumns
 from orchestration.metrics.tally import Tally
 from orchestration.trainer.token_objective import TokenObjective
 from plugins.components import advantage_for, aggregation_for
@@ -58,7 +58,7 @@ def counted(groups: list[Group]) -> list[list[Trajectory]]:
     return [own for own in members if own]
 
 
-def _recomputed(shares: list[list[list[Trajectory]]], names: Sequence[str], recompute: Recompute) -> list[Columns]:
+def _recomputed(shares: list[list[list[Trajectory]]], names: Sequence[str], recompute: Recompute) -> list[TokenColumns]:
     """Return the recomputed columns of each update. One call for all updates: everything is computed with the weights
     at the start of the step."""
     if not names or not shares:
@@ -75,7 +75,7 @@ def _recomputed(shares: list[list[list[Trajectory]]], names: Sequence[str], reco
 
 def _pack(
     members: list[list[Trajectory]],
-    recomputed: Columns,
+    recomputed: TokenColumns,
     objective: TokenObjective,
     config: RLConfig,
     version: int,
@@ -121,7 +121,7 @@ def _pack(
 
 
 def groups_of(
-    responses: Responses, sizes: Tensor, columns: Columns, final_values: NDArray[np.float32] | None, penalty: KL
+    responses: Responses, sizes: Tensor, columns: TokenColumns, final_values: NDArray[np.float32] | None, penalty: KL
 ) -> Groups:
     """Return what an advantage sees: rewards less a KL penalty placed in them; per token too where there is a critic.
 
@@ -195,7 +195,7 @@ def _tally_ages(staleness: NDArray[np.int64], counts: NDArray[np.int64], schedul
     tally.add_values("schedule/spanning_share", spans_versions)
 
 
-def _kept_tokens(columns: Columns, groups: Groups, objective: TokenObjective) -> Tensor:
+def _kept_tokens(columns: TokenColumns, groups: Groups, objective: TokenObjective) -> Tensor:
     """Return the number of action tokens of each trajectory that no correction leaves out. [S] int64"""
     known: dict[str, Any] = {name: torch.from_numpy(values) for name, values in columns.items()}
     logprobs = known["old_logprobs"]
