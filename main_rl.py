@@ -8,19 +8,23 @@ from typing import TYPE_CHECKING
 
 from configs.blocks.rl import RLConfig
 from orchestration.start.command_line import main
+from orchestration.start.job_kind import JobKind, Training
+from orchestration.start.load_data import load_prompt_sets
+from orchestration.start.plan_rl import plan_rl
+from orchestration.start.preflight import data_warnings_of_rl, preflight_rl
 
 if TYPE_CHECKING:
+    from data_feeds.prompts.prompts import PromptSets
     from orchestration.run.directory import RunDirectory
-    from orchestration.start.preflight import Checked
 
 
-def run(config: RLConfig, checked: Checked, directory: RunDirectory) -> None:
+def run(config: RLConfig, prompts: PromptSets, directory: RunDirectory) -> None:
     from eval.report import LiveReport, write_report  # late: --help, --dry-run and bad input need no Ray
     from orchestration.rl.loop import run_rl
     from orchestration.run.atomic_files import afterwards
 
     with afterwards(lambda: write_report(directory.path)):
-        run_rl(config, checked.prompts, directory, LiveReport())
+        run_rl(config, prompts, directory, LiveReport())
 
 
 def report(path: Path) -> None:
@@ -29,5 +33,29 @@ def report(path: Path) -> None:
     write_report(path)
 
 
+RL = JobKind(
+    program="main_rl.py",
+    schema=RLConfig,
+    example="configs/grpo.yaml",
+    load_data=load_prompt_sets,
+    preflight=preflight_rl,
+    data_warnings=data_warnings_of_rl,
+    plan=plan_rl,
+    run=run,
+    training=Training(
+        from_rewards=True,
+        has_launcher=False,
+        ranks=lambda config: config.train.ranks,
+        steps=lambda config, _: config.train.steps,
+        report=report,
+    ),
+)
+
+
+def command() -> int:
+    """Run the command line; return the exit code."""
+    return main(RL)
+
+
 if __name__ == "__main__":
-    sys.exit(main("main_rl.py", RLConfig, "configs/grpo.yaml", run, report=report))
+    sys.exit(command())

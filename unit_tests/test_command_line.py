@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import resource
@@ -15,6 +16,7 @@ import pytest
 
 from configs.blocks.rl import RLConfig
 from configs.reading.load import load, to_yaml
+from main_rl import RL
 from orchestration.run.directory import RunDirectory
 from orchestration.run.resume import DriverState
 from orchestration.start import command_line
@@ -124,7 +126,7 @@ def outcome(folder: Path, monkeypatch: Any, name: str, run: Any) -> int:
     previous = signal.getsignal(signal.SIGTERM)
     arguments = ["--config", "job.yaml", "--run-dir", str(folder / "outcomes" / name)]
     try:
-        return command_line.main("main_rl.py", RLConfig, "configs/grpo.yaml", run, arguments)
+        return command_line.main(dataclasses.replace(RL, run=run), arguments)
     finally:
         signal.signal(signal.SIGTERM, previous)
 
@@ -132,8 +134,8 @@ def outcome(folder: Path, monkeypatch: Any, name: str, run: Any) -> int:
 def test_a_run_that_ends_well(folder: Path, monkeypatch: Any) -> None:
     seen = []
     assert outcome(folder, monkeypatch, "well", lambda *given: seen.append(given)) == 0
-    ((config, checked, directory),) = seen
-    assert config.run.name == "well" and len(checked.prompts.train) == 20
+    ((config, prompts, directory),) = seen
+    assert config.run.name == "well" and len(prompts.train) == 20
     assert (directory.path / "config.yaml").is_file()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ import psutil
 import pytest
 import yaml
 
-from configs.blocks.supervised import SLConfig
+from main_sl import SL
 from orchestration.run.directory import checkpoints, read_metrics
 from orchestration.start import command_line
 from unit_tests.tiny_model import write_tiny_model
@@ -63,7 +64,7 @@ def outcome(folder: Path, monkeypatch: Any, *arguments: str) -> int:
     monkeypatch.chdir(folder)
     previous = signal.getsignal(signal.SIGTERM)
     try:
-        return command_line.main("main_sl.py", SLConfig, "configs/sft.yaml", run, arguments)
+        return command_line.main(dataclasses.replace(SL, run=run), arguments)
     finally:
         signal.signal(signal.SIGTERM, previous)
 

@@ -82,13 +82,13 @@ def ours(contest: Contest, turns: Connection) -> None:
     """main_sl.py's own loop; it waits for its turn where it writes its report, between steps."""
     from configs.reading.load import run_directory, to_yaml
     from orchestration.run.directory import RunDirectory, read_metrics
-    from orchestration.start.preflight_sl import supervised_preflight
+    from orchestration.start.load_data import load_examples
     from orchestration.supervised.loop import run_sl
 
     config = our_config(contest)
-    checked = supervised_preflight(config)
+    examples = load_examples(config)
     run = RunDirectory.create(run_directory(config), to_yaml(config))
-    work = [work_of(contest, example) for example in checked.feed.all_training()]
+    work = [work_of(contest, example) for example in examples.all_training()]
     left, begun = 0, 0.0
 
     def after_step(path: Path) -> Path:
@@ -106,7 +106,7 @@ def ours(contest: Contest, turns: Connection) -> None:
         begun = time.perf_counter()
         return path
 
-    run_sl(config, checked, run, after_step)
+    run_sl(config, examples, run, after_step)
     turns.send(peak_gigabytes())
 
 
@@ -171,11 +171,10 @@ def trl_arguments(contest: Contest) -> dict[str, Any]:
 
 def examples_of(contest: Contest) -> list[Example]:
     """Our own tokens, in the order both sides see them."""
-    from orchestration.start.preflight_sl import load_supervised_data
-    from plugins import methods as algorithm
+    from orchestration.start.load_data import load_examples
 
     config = our_config(contest)
-    return list(load_supervised_data(config, algorithm.built(config.algorithm)).all_training())
+    return list(load_examples(config).all_training())
 
 
 def mean_tokens(contest: Contest) -> int:

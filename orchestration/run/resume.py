@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs.blocks.supervised import SLConfig
 from configs.reading.load import ConfigError, load, run_directory, to_yaml
 from orchestration.metrics.step_clock import due
 from orchestration.run.atomic_files import write_atomically
@@ -35,6 +34,7 @@ from orchestration.run.samples import sample_steps, samples_path
 
 if TYPE_CHECKING:
     from configs.blocks.rl import RLConfig
+    from configs.blocks.supervised import SLConfig
     from records.rollout import Group
 
 DRIVER_FILE, TRAINER_FOLDER, REPLAY_BUFFER_FILE = "driver.json", "trainer", "reuse.pickle"
@@ -118,9 +118,10 @@ def go_back(run: RunDirectory, checkpoint: Path, config: RLConfig | SLConfig) ->
 def owes_evaluation(run: RunDirectory, state: DriverState, config: RLConfig | SLConfig) -> bool:
     """Return whether the checkpoint's step was trained but not yet evaluated.
 
-    This is so when the checkpoint was written because the run could not go on, as when all engines are lost.
+    This is so when the checkpoint was written because the run could not go on, as when all engines are lost. A supervised
+    job has no accuracies, and owes none.
     """
-    if isinstance(config, SLConfig) or not due(state.step, config.eval.every, config.train.steps):
+    if not state.accuracies or not due(state.step, config.eval.every, config.train.steps or 0):
         return False
     has_line = any(row["step"] == state.step for row in read_metrics(run.path))
     return not has_line and "eval/accuracy" not in state.metrics

@@ -15,58 +15,54 @@ import textwrap
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, cast
 
 from configs.blocks.block import Block
-from configs.blocks.rl import EvalConfig
-from configs.blocks.supervised import SLConfig
 from configs.reading.load import ConfigError, load, run_directory, to_yaml
 from configs.reading.messages import model_of
 from orchestration.cluster.launcher_rank import is_first_rank
+from orchestration.start.job_kind import AnyConfig, Config, Data, JobKind, TrainingConfig
 
 if TYPE_CHECKING:
     from orchestration.run.directory import RunDirectory
+    from orchestration.start.preflight import Checked
 
-Config = TypeVar("Config", bound=Block)
 FAILED, MISTAKEN, INTERRUPTED = 1, 2, 130
 
 
-def main(
-    program: str,
-    schema: type[Config],
-    example: str,
-    run: Callable[[Config, Any, RunDirectory], None],
-    arguments: Sequence[str] | None = None,
-    report: Callable[[Path], None] | None = None,
-) -> int:
-    """Parse, check, run; returns the exit code.
+def main(kind: JobKind[Config, Data], arguments: Sequence[str] | None = None) -> int:
+    """Parse, check, load the data and run; return the exit code.
 
-    Args:
-        program: the script's name, e.g. main_rl.py.
-        schema: RLConfig, SLConfig or EvalConfig.
-        example: the YAML file to show in examples.
-        run: does the job in a run directory that was just made, or whose `resumed_from` says where to go on.
-        arguments: the command line without the program; None: sys.argv.
-        report: writes the report of a run that is to be resumed and has no step left: it may have been killed before it did.
+    arguments: the command line without the program; None: sys.argv.
     """
-    parser = _parser(program, schema, example)
+    parser = _parser(kind)
     given = parser.parse_args(arguments)
-    is_resumed = schema is not EvalConfig and given.resume is not None
-    if is_resumed and given.resume and given.run_dir not in (None, given.resume):
+    resumes = kind.training if kind.training is not None and given.resume is not None else None
+    if resumes is not None and given.resume and given.run_dir not in (None, given.resume):
         parser.error(f"--resume {given.resume} and --run-dir {given.run_dir} name two folders; give one")
     signal.signal(signal.SIGTERM, _leave)
     try:
-        config = load(given.config, schema, given.set, (given.resume or given.run_dir) if is_resumed else given.run_dir)
-        directory = _opened_run_directory(config) if is_resumed else None
-        checked = _checked(config, is_resumed)
+        config = load(
+            given.config, kind.schema, given.set, (given.resume or given.run_dir) if resumes else given.run_dir
+        )
+        directory = None
+        if resumes is not None:
+            from orchestration.run.resume import opened_to_resume
+
+            directory = opened_to_resume(_resumable(config), resumes.ranks(config))
+        checked, data = checked_with_data(kind, config, is_resumed=directory is not None)
+        warnings = [*checked.warnings, *kind.data_warnings(config, data)]
         if given.dry_run:
-            _print_plan(config, checked)
+            if is_first_rank():
+                from orchestration.start.plan import print_plan
+
+                print_plan(kind.plan(config, checked, data), warnings)
             return 0
-        if directory is None:
+        if directory is None or resumes is None:
             directory = _made_run_directory(config)
-        elif _took_up_what_is_done(config, checked, directory):
-            if report is not None and is_first_rank():
-                report(directory.path)
+        elif _took_up_what_is_done(_resumable(config), resumes.steps(config, data), directory):
+            if is_first_rank():
+                resumes.report(directory.path)
             return 0
     except ConfigError as error:
         if is_first_rank():  # all ranks find the same mistakes
@@ -75,36 +71,33 @@ def main(
     except KeyboardInterrupt:
         print("interrupted before the run began; nothing was written", file=sys.stderr)
         return INTERRUPTED
-    for warning in checked.warnings if is_first_rank() else ():
+    for warning in warnings if is_first_rank() else ():
         print(f"warning: {warning}", file=sys.stderr)
-    return _ended(run, config, checked, directory)
+    return _ended(kind.run, config, data, directory)
 
 
-def _checked(config: Any, is_resumed: bool) -> Any:
-    """Preflight, with the libraries' chatter kept off the screen."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if isinstance(config, SLConfig):
-        from orchestration.start.preflight_sl import supervised_preflight
+def checked_with_data(kind: JobKind[Config, Data], config: Config, is_resumed: bool = False) -> tuple[Checked, Data]:
+    """Check files and machine, and load the data; everything a run stands on is proven before anything heavy starts.
 
-        return supervised_preflight(config, is_resumed)
-    from orchestration.start.preflight import preflight
+    is_resumed: the run directory holds the run that goes on.
 
-    return preflight(config, is_resumed)
+    Raises:
+        ConfigError: with every problem found, each naming its key or file and the way out.
+    """
+    from orchestration.model.checkpoint_facts import model_facts
+    from orchestration.start.problems import Problems
 
-
-def _print_plan(config: Any, checked: Any) -> None:
-    from orchestration.start.dry_run import print_plan, print_sections
-
-    if not isinstance(config, SLConfig):
-        print_plan(config, checked)
-    elif is_first_rank():
-        from orchestration.start.preflight_sl import plan_sections
-
-        sections, of_what = plan_sections(config, checked), f"{run_directory(config)} ({config.algorithm.name})"
-        print_sections(sections, of_what, checked.warnings)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the library warns of it on the screen
+    problems = Problems()
+    model = problems.attempt(model_facts, config.model)
+    checked = kind.preflight(config, model, is_resumed, problems)
+    data = problems.attempt(kind.load_data, config) if model is not None else None
+    problems.raise_all()
+    assert checked is not None and data is not None
+    return checked, data
 
 
-def _made_run_directory(config: Any) -> RunDirectory:
+def _made_run_directory(config: AnyConfig) -> RunDirectory:
     from orchestration.run.directory import RunDirectory
 
     try:
@@ -117,20 +110,16 @@ def _made_run_directory(config: Any) -> RunDirectory:
         raise ConfigError(f"run.dir: {error}") from error
 
 
-def _opened_run_directory(config: Any) -> RunDirectory:
-    """Of a run to be resumed. Raises ConfigError when it cannot be."""
-    from orchestration.run.resume import opened_to_resume
-
-    by_launcher = int(os.environ.get("WORLD_SIZE", "1"))
-    return opened_to_resume(config, by_launcher if isinstance(config, SLConfig) else config.train.ranks)
+def _resumable(config: AnyConfig) -> TrainingConfig:
+    """Return the configuration of a kind of job that trains, as which only JobKind.training marks it."""
+    return cast(TrainingConfig, config)
 
 
-def _took_up_what_is_done(config: Any, checked: Any, directory: RunDirectory) -> bool:
-    """Bring the run directory back to its checkpoint, on the first rank; whether nothing is left to be done."""
+def _took_up_what_is_done(config: TrainingConfig, steps: int, directory: RunDirectory) -> bool:
+    """Bring the run directory back to its checkpoint, on the first rank; return whether nothing is left to be done."""
     from orchestration.run.resume import DriverState, owes_evaluation, take_up
 
     assert directory.resumed_from is not None
-    steps = checked.steps if isinstance(config, SLConfig) else config.train.steps
     state = DriverState.read(directory.resumed_from)
     is_done = state.step >= steps and not owes_evaluation(directory, state, config)
     if is_first_rank():
@@ -145,10 +134,12 @@ def _took_up_what_is_done(config: Any, checked: Any, directory: RunDirectory) ->
     return is_done
 
 
-def _ended(run: Callable[..., None], config: Any, checked: Any, directory: RunDirectory) -> int:
+def _ended(
+    run: Callable[[Config, Data, RunDirectory], None], config: Config, data: Data, directory: RunDirectory
+) -> int:
     """Run the job; whatever ends it early becomes one line and an exit code, the traceback goes to the driver's log."""
     try:
-        run(config, checked, directory)
+        run(config, data, directory)
     except KeyboardInterrupt:
         print(f"interrupted; what was done is in {directory.path}", file=sys.stderr)
         return INTERRUPTED
@@ -167,65 +158,66 @@ def _ended(run: Callable[..., None], config: Any, checked: Any, directory: RunDi
 
 
 def _shortened(text: str) -> str:
-    """At most the first lines of a message: a remote actor's error brings its whole traceback along."""
+    """Return at most the first lines of a message: a remote actor's error brings its whole traceback along."""
     lines = text.strip().splitlines()
     return "\n".join(lines[:6] + (["..."] if len(lines) > 6 else []))
 
 
 def _leave(number: int, frame: Any) -> None:
-    """SIGTERM ends the run as Ctrl-C does: context managers close what they opened."""
+    """End the run on SIGTERM as on Ctrl-C: context managers close what they opened."""
     raise KeyboardInterrupt
 
 
-def _parser(program: str, schema: type[Config], example: str) -> argparse.ArgumentParser:
+def _parser(kind: JobKind[Config, Data]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=f"python {program}",
-        description=inspect.getdoc(schema),
-        epilog=_teaching(program, schema, example),
+        prog=f"python {kind.program}",
+        description=inspect.getdoc(kind.schema),
+        epilog=_teaching(kind),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--config", required=True, metavar="FILE", help=f"the YAML file of the job, e.g. {example}")
+    parser.add_argument(
+        "--config", required=True, metavar="FILE", help=f"the YAML file of the job, e.g. {kind.example}"
+    )
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="replace one value; may be given several times"
     )
     parser.add_argument("--run-dir", metavar="FOLDER", help="where the run is written, in place of run.dir/run.name")
-    if schema is not EvalConfig:
+    if kind.training is not None:
         parser.add_argument(
             "--resume", nargs="?", const="", metavar="FOLDER",
             help="go on from the newest checkpoint of the run in run.dir/run.name, or of the one in FOLDER",
         )  # fmt: skip
-    if schema is SLConfig:
-        parser.add_argument(
-            "--local_rank", help=argparse.SUPPRESS
-        )  # the deepspeed launcher gives it, beside LOCAL_RANK
+        if kind.training.has_launcher:
+            parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # deepspeed gives it, beside LOCAL_RANK
     parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
     return parser
 
 
-def _teaching(program: str, schema: type[Block], example: str) -> str:
-    """The part of --help below the options: examples, blocks, methods, where more is written."""
+def _teaching(kind: JobKind[Config, Data]) -> str:
+    """Return the part of --help below the options: examples, blocks, methods, where more is written."""
+    command = f"  python {kind.program} --config {kind.example}"
     lines = [
         "examples:",
-        f"  python {program} --config {example}",
-        f"  python {program} --config {example} --dry-run",
-        f"  python {program} --config {example} --set run.seed=1 --run-dir {_default_dir(schema)}/seed1",
-        f"  python {program} --config {example} --set data.sources.0.size=50   (list items go by number)",
-        *([] if schema is EvalConfig else [f"  python {program} --config {example} --resume"]),
+        command,
+        f"{command} --dry-run",
+        f"{command} --set run.seed=1 --run-dir {_default_dir(kind.schema)}/seed1",
+        f"{command} --set data.sources.0.size=50   (list items go by number)",
+        *([f"{command} --resume"] if kind.training is not None else []),
         "",
         "blocks of the YAML file (every key: docs/CONFIG.md):",
     ]
-    for name, field in schema.model_fields.items():
+    for name, field in kind.schema.model_fields.items():
         block = model_of(field.annotation)
         about = (inspect.getdoc(block) or "").split("\n\n")[0] if block else field.description or ""
         lines += _entry(name + (" *" if field.is_required() else ""), about)
     lines.append("  (* must be given)")
-    if "algorithm" in schema.model_fields:
+    if kind.training is not None:
         from plugins.methods import listed
 
         lines += ["", "methods (algorithm.name; or your own, my_lab.my_loss:Mine):"]
         for name, method in listed().items():
-            if method.has_advantages == (schema is not SLConfig):
+            if method.has_advantages == kind.training.from_rewards:
                 lines += _entry(name, method.summary)
     lines += ["", "docs: README.md to begin, docs/CONFIG.md for every key, docs/ARCHITECTURE.md for how it works"]
     return "\n".join(lines)

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from configs.blocks.rl import EvalConfig, RLConfig
+from configs.blocks.rl import RLConfig
+from configs.reading.load import method_for
+from orchestration.cluster.job_shape import EngineJob
 from orchestration.model.checkpoint_facts import ModelFacts
 
 if TYPE_CHECKING:
@@ -47,21 +49,35 @@ class MemoryEstimate:
         return sum(self.engine.values())
 
 
-def estimate(config: RLConfig | EvalConfig, model: ModelFacts, has: SecondModels, device: str) -> MemoryEstimate:
-    """Memory of a job on `device` ("cpu" or "cuda")."""
-    width = BYTES[config.model.dtype]
+def memory_of_rl(config: RLConfig, model: ModelFacts, adapter: AdapterSize | None, device: str) -> MemoryEstimate:
+    """Return the memory of a reinforcement learning job on `device` ("cpu" or "cuda"). adapter: of a job with lora."""
+    needs = method_for(config).needs()
+    reference = "ref_logprobs" in needs or config.objective.kl.coef > 0
+    critic = "values" in needs and config.critic.kind == "separate"
+    return estimate(config, model, SecondModels(reference, critic, adapter), device)
+
+
+def memory_of_engine(job: EngineJob, model: ModelFacts, device: str) -> dict[str, int]:
+    """Return the memory of an engine on `device`: weights and key-value cache. A CPU engine reserves a fixed cache; a GPU
+    engine takes a share of its device, of which this counts what the sequences generated together can fill."""
+    width = BYTES[job.model.dtype]
+    reserved = job.arguments.get("kv_cache_memory_bytes")
+    if isinstance(reserved, int):
+        cache = reserved
+    elif device == "cpu":
+        cache = CPU_KV_CACHE_BYTES
+    else:
+        cache = job.tokens_at_once // job.engines * model.kv_values_per_token * width
+    return {"weights": model.parameters * width, "key-value cache": cache}
+
+
+def estimate(config: RLConfig, model: ModelFacts, has: SecondModels, device: str) -> MemoryEstimate:
+    """Return the memory of a job whose trainer ranks hold certain models beside the policy."""
+    width, checkpoint = BYTES[config.model.dtype], config.checkpoint
     weights = model.parameters * width
-    if not isinstance(config, RLConfig):
-        concurrent = config.eval.max_prompts * config.eval.samples_per_prompt
-        tokens = concurrent * (config.data.max_prompt_tokens + config.eval.max_new_tokens)
-        engine = _engine(model, weights, width, tokens // config.engines, config.engine, device)
-        return MemoryEstimate({}, engine, sync=0, checkpoints=0)
-    rollout, checkpoint = config.rollout, config.checkpoint
-    tokens = rollout.prompts_per_step * rollout.responses_per_prompt
-    tokens *= config.data.max_prompt_tokens + rollout.max_new_tokens
     kept = min(checkpoint.keep + 1, 1 + config.train.steps // checkpoint.every) if checkpoint.every else 1
     trainer = _trainer(config, model, width, has)
-    engine = _engine(model, weights, width, tokens // rollout.engines, rollout.engine, device)
+    engine = memory_of_engine(EngineJob.of_rl(config), model, device)
     states = min(2, kept) * _resume_state(config, model, has, width)  # two while a newer one is being written
     if config.lora is None or has.adapter is None:
         return MemoryEstimate(trainer, engine, sync=weights, checkpoints=kept * weights + states)
@@ -118,21 +134,6 @@ def _activations(config: RLConfig, model: ModelFacts, width: int) -> int:
     if config.model.gradient_checkpointing:
         per_token = model.layers * model.hidden * width + per_layer
     return config.train.max_tokens_per_micro_batch * per_token
-
-
-def _engine(
-    model: ModelFacts, weights: int, width: int, tokens: int, arguments: dict[str, object], device: str
-) -> dict[str, int]:
-    """An engine's weights and key-value cache. A CPU engine reserves a fixed cache; a GPU engine takes a share of its
-    device, of which this counts what the step's sequences can fill."""
-    reserved = arguments.get("kv_cache_memory_bytes")
-    if isinstance(reserved, int):
-        cache = reserved
-    elif device == "cpu":
-        cache = CPU_KV_CACHE_BYTES
-    else:
-        cache = tokens * model.kv_values_per_token * width
-    return {"weights": weights, "key-value cache": cache}
 
 
 def machine_memory() -> int:

@@ -7,28 +7,30 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from configs.blocks.lora import Lora
 from configs.blocks.objective import Filter
 from configs.blocks.rl import EvalConfig, Model, RLConfig
-from configs.reading.load import ConfigError, method_for, run_directory
+from configs.reading.load import run_directory
 from configs.rules.rl import warnings_for
+from orchestration.cluster.cpu_cores import core_plan, core_warnings
+from orchestration.cluster.devices import DeviceSpec, resolve, shares_gpus
 from orchestration.cluster.job_shape import EngineJob, TrainerJob
+from orchestration.cluster.launcher_rank import is_first_rank
 from orchestration.metrics.definitions import METRICS
-from orchestration.model.checkpoint_facts import ModelFacts, model_facts
-from orchestration.start.memory_estimate import MemoryEstimate, SecondModels, estimate, machine_memory, shown
+from orchestration.model.checkpoint_facts import ModelFacts
+from orchestration.start.memory_estimate import MemoryEstimate, machine_memory, memory_of_rl, shown
+from orchestration.start.problems import Problems
 from rollouts.admission import Admission
 
 if TYPE_CHECKING:
     from data_feeds.prompts.prompts import PromptSets
-    from orchestration.cluster.devices import DeviceSpec
     from orchestration.model.lora import AdapterSize
 
-T = TypeVar("T")
 SHARED_MEMORY = Path("/dev/shm")
 NEEDS_SEVERAL = ("zero_variance", "pass_rate")  # filters that leave out every group of one response
 # Head dimensions that vLLM's CPU attention knows; a test compares them with the installed vLLM.
@@ -37,63 +39,81 @@ CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 @dataclass(frozen=True)
 class Checked:
-    """What the checks found out on the way, for the plan and the run."""
+    """What the checks found out on the way, for the plan."""
 
     device: DeviceSpec
     model: ModelFacts
-    prompts: PromptSets
-    memory: MemoryEstimate
     warnings: list[str]
     adapter: AdapterSize | None = None  # of a job with lora
 
 
-def preflight(config: RLConfig | EvalConfig, is_resumed: bool = False) -> Checked:
-    """Check files and machine for a job; one that is resumed finds its run directory full.
+def preflight_rl(config: RLConfig, model: ModelFacts | None, is_resumed: bool, problems: Problems) -> Checked | None:
+    """Check files and machine for a reinforcement learning job; return None when there are problems.
 
-    Raises:
-        ConfigError: with every problem found, each naming its key or file and the way out.
+    model: None when it is a problem itself; then nothing is said of what stands on it. is_resumed: the run directory holds
+    the run that goes on.
     """
-    from orchestration.run import directory as on_disk
+    engine_job, trainer_job = EngineJob.of_rl(config), TrainerJob.of_rl(config)
+    check_run_directory(run_directory(config), is_resumed, problems)
+    device = problems.attempt(check_devices, engine_job, trainer_job)
+    check_engines(engine_job, problems)
+    for index, block in enumerate(config.rollout.filters):
+        problems.attempt(check_filter, index, block, config.rollout.responses_per_prompt)
+    if model is None:
+        return None
+    check_model(engine_job, model, device, problems)
+    adapter = problems.attempt(check_adapter, config.lora, config.model)
+    memory = memory_of_rl(config, model, adapter, device.device if device else "cpu")
+    problems.attempt(check_shared_memory, config, memory)
+    problems.attempt(check_disk, config, memory)
+    if device is None or problems.texts:
+        return None
+    machine = machine_warnings(config, engine_job, trainer_job, device, memory)
+    return Checked(device, model, [*warnings_for(config), *machine], adapter)
 
-    problems: list[str] = []
 
-    def attempt(check: Callable[..., T], *arguments: Any) -> T | None:
-        try:
-            return check(*arguments)
-        except ValueError as error:
-            problems.append(str(error))
-            return None
-
-    if not is_resumed:
-        attempt(on_disk.check_free, run_directory(config))
-    attempt(check_writable, run_directory(config))
-    model = attempt(model_facts, config.model)
-    device = attempt(check_devices, config)
-    for index, part in enumerate(config.reward.parts):
-        attempt(check_reward, index, part.function, part.params)
-    if isinstance(config, RLConfig):
-        for index, block in enumerate(config.rollout.filters):
-            attempt(check_filter, index, block, config.rollout.responses_per_prompt)
-    attempt(check_rollouts, config)
-    prompts = memory = adapter = None
+def preflight_eval(
+    config: EvalConfig, model: ModelFacts | None, is_resumed: bool, problems: Problems
+) -> Checked | None:
+    """Check files and machine for an evaluation, as `preflight_rl` does for training."""
+    engine_job = EngineJob.of_eval(config)
+    check_run_directory(run_directory(config), is_resumed, problems)
+    device = problems.attempt(check_devices, engine_job, None)
+    check_engines(engine_job, problems)
     if model is not None:
-        attempt(check_model_fits, config, model)
-        attempt(check_head_dim, model, device)
-        prompts = attempt(load_data, config)
-        adapter = attempt(check_adapter, config.lora, config.model) if isinstance(config, RLConfig) else None
-        has = second_models(config, adapter)
-        memory = estimate(config, model, has, device.device if device else "cpu")
-        attempt(check_shared_memory, config, memory)
-        attempt(check_disk, config, memory)
-    if problems:
-        raise ConfigError(problems[0] if len(problems) == 1 else "\n  ".join([f"{len(problems)} problems", *problems]))
-    assert device is not None and model is not None and prompts is not None and memory is not None
-    warnings = [*warnings_for(config), *warnings_about(config, device, prompts, memory)]
-    return Checked(device, model, prompts, memory, warnings, adapter)
+        check_model(engine_job, model, device, problems)
+    if device is None or model is None or problems.texts:
+        return None
+    return Checked(device, model, warnings_for(config))
+
+
+def check_run_directory(run: Path, is_resumed: bool, problems: Problems) -> None:
+    """Check that the run directory is free, or holds the run that goes on, and can be written."""
+    from orchestration.run.directory import check_free
+
+    if not is_first_rank():  # the first rank may have made it already
+        return
+    if not is_resumed:
+        problems.attempt(check_free, run)
+    problems.attempt(check_writable, run)
+
+
+def check_engines(job: EngineJob, problems: Problems) -> None:
+    """Check the rewards, the environment and vLLM's arguments."""
+    for index, part in enumerate(job.reward.parts):
+        problems.attempt(check_reward, index, part.function, part.params)
+    problems.attempt(check_environment, job.environment)
+    problems.attempt(check_engine_arguments, job.arguments)
+
+
+def check_model(job: EngineJob, model: ModelFacts, device: DeviceSpec | None, problems: Problems) -> None:
+    """Check that engines can run the model."""
+    problems.attempt(check_model_fits, job, model)
+    problems.attempt(check_head_dim, model, device)
 
 
 def check_writable(run: Path) -> None:
-    """Raises ValueError unless the run directory could be made."""
+    """Raise ValueError unless the run directory could be made."""
     parent = existing_parent(run)
     if not parent.is_dir():
         raise ValueError(f"run.dir: {parent} is a file, so {run} cannot be made; choose another with --run-dir")
@@ -109,17 +129,15 @@ def existing_parent(path: Path) -> Path:
     return path
 
 
-def check_devices(config: RLConfig | EvalConfig) -> DeviceSpec:
-    """The device to run on. Raises ValueError when the job wants more of them than there are.
+def check_devices(engine_job: EngineJob, trainer_job: TrainerJob | None) -> DeviceSpec:
+    """Return the device to run on.
 
     On a Ray cluster (RAY_ADDRESS) the other machines' devices are not known here: placement decides there.
-    """
-    from orchestration.cluster.cpu_cores import core_plan
-    from orchestration.cluster.devices import resolve, shares_gpus
 
-    device = resolve(config.model.device)
-    engine_job = EngineJob.of_rl(config) if isinstance(config, RLConfig) else EngineJob.of_eval(config)
-    trainer_job = TrainerJob.of_rl(config) if isinstance(config, RLConfig) else None
+    Raises:
+        ValueError: the job wants more devices or cores than there are.
+    """
+    device = resolve(engine_job.model.device)
     core_plan(engine_job, trainer_job, device)  # raises
     ranks, in_turn = (trainer_job.ranks, trainer_job.colocate) if trainer_job is not None else (0, None)
     prefix, for_engines = engine_job.key_prefix, engine_job.processes
@@ -150,7 +168,7 @@ def check_devices(config: RLConfig | EvalConfig) -> DeviceSpec:
 
 
 def check_reward(index: int, name: str, params: dict[str, Any]) -> None:
-    """Raises ValueError unless the reward imports and takes the given parameters."""
+    """Raise ValueError unless the reward imports and takes the given parameters, and its metric has a name of its own."""
     from plugins.lookup import check_params, find_reward, labels
 
     (label,) = labels([name])
@@ -163,7 +181,7 @@ def check_reward(index: int, name: str, params: dict[str, Any]) -> None:
 
 
 def check_filter(index: int, block: Filter, responses_per_prompt: int) -> None:
-    """Raises ValueError unless the filter imports and takes the given parameters, and could keep a group."""
+    """Raise ValueError unless the filter imports and takes the given parameters, and could keep a group."""
     from plugins.lookup import check_params
     from rollouts.filter import find_filter
 
@@ -180,43 +198,38 @@ def check_filter(index: int, block: Filter, responses_per_prompt: int) -> None:
         raise ValueError(f"rollout.filters.{index}: {error}") from error
 
 
-def check_rollouts(config: RLConfig | EvalConfig) -> None:
-    """Raises ValueError when the environment does not import or vLLM does not know an engine argument."""
+def check_environment(name: str) -> None:
+    """Raise ValueError when the environment does not import."""
     from rollouts.environment import find_environment
 
-    block = config.rollout if isinstance(config, RLConfig) else config
-    if isinstance(config, RLConfig):
-        find_environment(config.rollout.environment)
-    if block.engine:
+    find_environment(name)
+
+
+def check_engine_arguments(arguments: dict[str, Any]) -> None:
+    """Raise ValueError when vLLM does not know an engine argument."""
+    if arguments:
         from rollouts.vllm.settings import check_arguments  # imports vLLM: seconds
 
-        check_arguments(block.engine)
+        check_arguments(arguments)
 
 
-def check_model_fits(config: RLConfig | EvalConfig, model: ModelFacts) -> None:
-    """Raises ValueError when sequences are longer than the model's positions, or its heads do not split."""
-    if isinstance(config, RLConfig):
-        new, key = max(config.rollout.max_new_tokens, config.eval.max_new_tokens or 0), "rollout.max_new_tokens"
-        parallel, parallel_key = config.rollout.tensor_parallel_size, "rollout.tensor_parallel_size"
-    else:
-        new, key = config.eval.max_new_tokens, "eval.max_new_tokens"
-        parallel, parallel_key = config.tensor_parallel_size, "tensor_parallel_size"
-    longest = config.data.max_prompt_tokens + new
-    if model.max_positions is not None and longest > model.max_positions:
+def check_model_fits(job: EngineJob, model: ModelFacts) -> None:
+    """Raise ValueError when sequences are longer than the model's positions, or its heads do not split."""
+    if model.max_positions is not None and job.max_model_len > model.max_positions:
         raise ValueError(
-            f"data.max_prompt_tokens + {key} = {longest} tokens, but {model.path} has {model.max_positions} positions; "
-            "lower one of them"
+            f"data.max_prompt_tokens + {job.max_new_tokens_key} = {job.max_model_len} tokens, but {model.path} has "
+            f"{model.max_positions} positions; lower one of them"
         )
-    if model.heads % parallel:
+    if model.heads % job.tensor_parallel_size:
         allowed = [n for n in range(1, model.heads + 1) if model.heads % n == 0]
         raise ValueError(
-            f"{parallel_key}: {model.heads} attention heads of {model.path} do not split over {parallel} devices; use "
-            f"one of {', '.join(map(str, allowed))}"
+            f"{job.key_prefix}tensor_parallel_size: {model.heads} attention heads of {model.path} do not split over "
+            f"{job.tensor_parallel_size} devices; use one of {', '.join(map(str, allowed))}"
         )
 
 
 def check_head_dim(model: ModelFacts, device: DeviceSpec | None) -> None:
-    """Raises ValueError when vLLM cannot run the model's attention on this machine's CPU."""
+    """Raise ValueError when vLLM cannot run the model's attention on this machine's CPU."""
     if device is not None and device.device == "cpu" and model.head_dim not in CPU_HEAD_DIMS:
         raise ValueError(
             f"model.path: {model.path} has attention heads of dimension {model.head_dim}; on a CPU vLLM runs "
@@ -224,17 +237,12 @@ def check_head_dim(model: ModelFacts, device: DeviceSpec | None) -> None:
         )
 
 
-def load_data(config: RLConfig | EvalConfig) -> PromptSets:
-    """The prompts. Raises ValueError: no chat template, or what data_feeds says of a source."""
-    from data_feeds.chat.template import load_tokenizer
-    from data_feeds.prompts.prompts import load_prompts
-
-    tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
-    return load_prompts(config.data, tokenizer)
-
-
 def check_adapter(lora: Lora | None, model: Model) -> AdapterSize | None:
-    """What the configured adapter amounts to. Raises ValueError: it does not fit the model, or there is none to start from."""
+    """Return what the configured adapter amounts to.
+
+    Raises:
+        ValueError: it does not fit the model, or there is none to start from.
+    """
     if lora is None:
         return None
     from orchestration.model.adapter_files import check_start
@@ -244,21 +252,9 @@ def check_adapter(lora: Lora | None, model: Model) -> AdapterSize | None:
     return adapter_size(model, lora)
 
 
-def second_models(config: RLConfig | EvalConfig, adapter: AdapterSize | None) -> SecondModels:
-    """What the trainer holds beside the policy under this method and objective."""
-    if not isinstance(config, RLConfig):
-        return SecondModels()
-    needs = method_for(config).needs()
-    return SecondModels(
-        reference="ref_logprobs" in needs or config.objective.kl.coef > 0,
-        critic="values" in needs and config.critic.kind == "separate",
-        adapter=adapter,
-    )
-
-
-def check_shared_memory(config: RLConfig | EvalConfig, memory: MemoryEstimate) -> None:
-    """Raises ValueError when sync.method direct has no room for one version of the weights."""
-    if not isinstance(config, RLConfig) or config.sync.method != "direct":
+def check_shared_memory(config: RLConfig, memory: MemoryEstimate) -> None:
+    """Raise ValueError when sync.method direct has no room for one version of the weights."""
+    if config.sync.method != "direct":
         return
     if not SHARED_MEMORY.is_dir():
         raise ValueError(f"sync.method: direct needs {SHARED_MEMORY}, which this machine lacks; use sync.method: disk")
@@ -269,10 +265,8 @@ def check_shared_memory(config: RLConfig | EvalConfig, memory: MemoryEstimate) -
         )
 
 
-def check_disk(config: RLConfig | EvalConfig, memory: MemoryEstimate) -> None:
-    """Raises ValueError when the run directory's disk has no room for what is sure to be written."""
-    if not isinstance(config, RLConfig):
-        return
+def check_disk(config: RLConfig, memory: MemoryEstimate) -> None:
+    """Raise ValueError when the run directory's disk has no room for what is sure to be written."""
     on_disk = memory.checkpoints + (memory.sync if config.sync.method == "disk" else 0)
     parent = existing_parent(run_directory(config))
     if (free := shutil.disk_usage(parent).free) < on_disk:
@@ -282,40 +276,40 @@ def check_disk(config: RLConfig | EvalConfig, memory: MemoryEstimate) -> None:
         )
 
 
-def warnings_about(
-    config: RLConfig | EvalConfig, device: DeviceSpec, prompts: PromptSets, memory: MemoryEstimate
-) -> list[str]:
-    """What files and machine make worth saying, one sentence each, beginning with the key."""
-    found = []
-    if prompts.too_long:
-        found.append(f"data.max_prompt_tokens: {prompts.too_long} rows are longer than that and left out")
-    if not isinstance(config, RLConfig):
-        return found
-    train, rollout = config.train, config.rollout
-    at_once = Admission.of(config.schedule, rollout.prompts_per_step).most_outstanding
+def data_warnings_of_rl(config: RLConfig, prompts: PromptSets) -> Iterator[str]:
+    """Yield what the prompts make worth saying, one sentence each, beginning with the key."""
+    yield from data_warnings_of_eval(config, prompts)
+    at_once = Admission.of(config.schedule, config.rollout.prompts_per_step).most_outstanding
     if len(prompts.train) < at_once:
-        found.append(
+        yield (
             f"rollout.prompts_per_step: up to {at_once} groups are under way at once, from {len(prompts.train)} training "
             "prompts: some prompts are in several of them"
         )
-    if rollout.prompts_per_step < rollout.engines:
-        found.append(
-            f"rollout.engines: {rollout.engines} engines for {rollout.prompts_per_step} prompts a step: a prompt's responses "
-            "stay on one engine, so some are idle; raise rollout.prompts_per_step"
+
+
+def data_warnings_of_eval(config: RLConfig | EvalConfig, prompts: PromptSets) -> Iterator[str]:
+    """Yield what is worth saying of prompts that are only answered."""
+    if prompts.too_long:
+        yield f"data.max_prompt_tokens: {prompts.too_long} rows are longer than that and left out"
+
+
+def machine_warnings(
+    config: RLConfig, engine_job: EngineJob, trainer_job: TrainerJob, device: DeviceSpec, memory: MemoryEstimate
+) -> Iterator[str]:
+    """Yield what the machine makes worth saying, one sentence each, beginning with the key."""
+    if config.rollout.prompts_per_step < engine_job.engines:
+        yield (
+            f"rollout.engines: {engine_job.engines} engines for {config.rollout.prompts_per_step} prompts a step: a prompt's "
+            "responses stay on one engine, so some are idle; raise rollout.prompts_per_step"
         )
     if "RAY_ADDRESS" in os.environ and config.sync.method == "direct":
-        found.append(
-            "sync.method: direct reaches engines on the trainer's machine only; on a cluster of several use nccl or disk"
-        )
+        yield "sync.method: direct reaches engines on the trainer's machine only; on a cluster of several use nccl or disk"
     if device.device != "cpu" or "RAY_ADDRESS" in os.environ:
-        return found
-    from orchestration.cluster.cpu_cores import core_warnings
-
-    found += core_warnings(EngineJob.of_rl(config), TrainerJob.of_rl(config), device)
-    total = train.ranks * memory.trainer_total + rollout.engines * memory.engine_total + memory.sync
+        return
+    yield from core_warnings(engine_job, trainer_job, device)
+    total = trainer_job.ranks * memory.trainer_total + engine_job.engines * memory.engine_total + memory.sync
     if total > machine_memory():
-        found.append(
+        yield (
             f"memory: about {shown(total)} will be needed, {shown(machine_memory())} are there; lower "
             "train.max_tokens_per_micro_batch, set model.gradient_checkpointing, or take a smaller model"
         )
-    return found

@@ -15,7 +15,9 @@ from typing import Any
 import torch
 
 from configs.blocks.supervised import SLConfig
+from data_feeds.examples.supervised_data import SupervisedData
 from data_feeds.packing import MicroBatch
+from orchestration.cluster.devices import resolve
 from orchestration.cluster.launcher_rank import is_first_rank, join_ranks
 from orchestration.metrics.step_clock import StepClock, due
 from orchestration.metrics.tally import Tally
@@ -24,13 +26,14 @@ from orchestration.run.directory import CAPTURED_STEPS, RunDirectory, checkpoint
 from orchestration.run.logs import captured_output
 from orchestration.run.nonfinite import NonFiniteError, not_finite_message, skipped_warning
 from orchestration.run.resume import DriverState, trainer_folder
-from orchestration.start.preflight_sl import SLChecked
+from orchestration.start.load_data import supervised_steps
 from orchestration.supervised.batches import Packing
 from orchestration.supervised.reference_cache import reference_logprobs
 from orchestration.trainer.settings import TrainerSettings
+from plugins import methods
 
 
-def run_sl(config: SLConfig, checked: SLChecked, run: RunDirectory, write_report: Callable[[Path], Path]) -> None:
+def run_sl(config: SLConfig, feed: SupervisedData, run: RunDirectory, write_report: Callable[[Path], Path]) -> None:
     """Train for the configured steps. Results are in the run directory.
 
     Raises:
@@ -38,20 +41,21 @@ def run_sl(config: SLConfig, checked: SLChecked, run: RunDirectory, write_report
             before them.
     """
     rank, ranks = join_ranks()
+    steps = supervised_steps(config, feed)
     with ExitStack() as stack:
         screen = stack.enter_context(captured_output(run.log_path(f"rank_{rank}")))
-        console = stack.enter_context(Console(config.run.name, checked.steps, screen)) if is_first_rank() else None
+        console = stack.enter_context(Console(config.run.name, steps, screen)) if is_first_rank() else None
         if console is not None:
-            console.note(str(checked.feed))
-        job = SLJob(config, checked, run, console, rank, ranks)
+            console.note(str(feed))
+        job = SLJob(config, feed, run, console, rank, ranks)
         stack.callback(job.close)
-        for step in range(job.begin(), checked.steps + 1):
+        for step in range(job.begin(), steps + 1):
             if step > 0:
                 job.train(step)
-            if step == 0 or due(step, config.eval.every, checked.steps):
+            if step == 0 or due(step, config.eval.every, steps):
                 job.evaluate()
             job.gather()
-            if step > 0 and due(step, config.checkpoint.every, checked.steps):
+            if step > 0 and due(step, config.checkpoint.every, steps):
                 job.checkpoint(step)
             job.record(step)
             if is_first_rank():
@@ -65,24 +69,23 @@ class SLJob:
     """One rank's part of a supervised job."""
 
     def __init__(
-        self, config: SLConfig, checked: SLChecked, run: RunDirectory, console: Console | None, rank: int, ranks: int
+        self, config: SLConfig, feed: SupervisedData, run: RunDirectory, console: Console | None, rank: int, ranks: int
     ) -> None:
         from orchestration.trainer.trainer import Trainer  # late: DeepSpeed
 
         self.config, self.run, self.console, self.rank, self.ranks = config, run, console, rank, ranks
-        self.feed, self.method = checked.feed, checked.method
+        self.feed, self.method = feed, methods.built(config.algorithm)
         self.clock, self.tally = StepClock(), Tally()
-        self.packing = Packing(config, checked.method, ranks)
+        self.packing = Packing(config, self.method, ranks)
         self.feed_state = self.feed.sampler.state_dict()  # as it was after the last trained batch was drawn
         self.metrics: dict[str, float] = {}  # the step's, over all ranks
         self.losses: list[float] = []  # held-out losses, in order
         self.next_batch: Future[tuple[list[MicroBatch], dict[str, float], dict[str, Any]]] | None = None
         with self._phase("starting the trainer", "train"):
             holds_reference = config.objective.reference == "model"
-            self.trainer = Trainer(
-                trainer_settings(config, checked, run), checked.method, checked.device, with_reference=holds_reference
-            )
-        if "ref_logprobs" in checked.method.needs() and config.objective.reference == "precomputed":
+            settings = trainer_settings(config, supervised_steps(config, feed), run)
+            self.trainer = Trainer(settings, self.method, resolve(config.model.device), with_reference=holds_reference)
+        if "ref_logprobs" in self.method.needs() and config.objective.reference == "precomputed":
             with self._phase("reference log-probabilities", "train"):
                 examples = [*self.feed.all_training(), *self.feed.heldout]
                 self.packing.reference = reference_logprobs(examples, self.trainer, self.packing, config, console)
@@ -207,7 +210,7 @@ class SLJob:
             yield
 
 
-def trainer_settings(config: SLConfig, checked: SLChecked, run: RunDirectory) -> TrainerSettings:
+def trainer_settings(config: SLConfig, total_updates: int, run: RunDirectory) -> TrainerSettings:
     """Return the trainer's settings. In supervised learning the temperature is 1, and a value head shares the trunk."""
     from configs.blocks.objective import Critic, Objective
 
@@ -216,7 +219,7 @@ def trainer_settings(config: SLConfig, checked: SLChecked, run: RunDirectory) ->
         train=config.train,
         temperature=1.0,
         seed=config.run.seed,
-        total_updates=checked.steps,
+        total_updates=total_updates,
         objective=Objective(aggregation=config.objective.aggregation),
         critic=Critic(kind="shared"),
         lora=config.lora,

@@ -16,6 +16,7 @@ import ray
 from configs.blocks.rl import Reward, RLConfig
 from configs.reading.load import load, method_for, run_directory, to_yaml
 from configs.reading.yaml_text import dump
+from orchestration.cluster.devices import resolve
 from orchestration.cluster.job_shape import EngineJob
 from orchestration.engines import pool as engine_pool
 from orchestration.engines.actor import RolloutActor
@@ -24,7 +25,7 @@ from orchestration.rl.job import RLJob
 from orchestration.rl.loop import drive
 from orchestration.run.console import Console
 from orchestration.run.directory import RunDirectory, read_metrics
-from orchestration.start.preflight import preflight
+from orchestration.start.load_data import load_prompt_sets
 from orchestration.trainer.token_objective import TokenObjective
 from records.rollout import Prompt
 from rewards.scoring.service import ScoringService
@@ -110,23 +111,21 @@ class SharedStack:
 
     def prompts(self, config: RLConfig) -> list[Prompt]:
         """Those it trains on."""
-        return preflight(
-            config.model_copy(update={"run": config.run.model_copy(update={"name": "unused"})})
-        ).prompts.train
+        return load_prompt_sets(config).train
 
     def begun(self, config: RLConfig, run: RunDirectory, console: Console) -> RLJob:
         """The actors brought to a job's beginning."""
         trainers, pool, watch, method = self.actors.trainers, self.actors.pool, self.actors.watch, method_for(config)
         assert trainers is not None
-        checked = preflight(config.model_copy(update={"run": config.run.model_copy(update={"name": "unused"})}))
+        prompts, device = load_prompt_sets(config), resolve(config.model.device)
         settings = trainer_settings(config, run)
-        watch.wait(trainers.begin(settings, method, checked.device, config.sync.method, run.path / "sync"))
+        watch.wait(trainers.begin(settings, method, device, config.sync.method, run.path / "sync"))
         ray.get([actor.pay_by.remote(config.reward) for actor in pool.actors])
         while pool.unfinished or pool.collect(0.0):  # what a stopped job left under way
             pool.collect(1.0)
         pool.in_flight, pool.sleeps = config.schedule.in_flight, config.schedule.pause_while_training
         pool.load_weights(0, watch.wait(trainers.publish(0)))
-        return RLJob(config, TokenObjective(method, config.objective), checked.prompts, run, self.actors, console)
+        return RLJob(config, TokenObjective(method, config.objective), prompts, run, self.actors, console)
 
 
 class SharedRolloutActor(RolloutActor):

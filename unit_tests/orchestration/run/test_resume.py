@@ -216,10 +216,10 @@ def test_a_step_that_was_trained_and_not_judged_is_not_done(tmp_path, step, is_j
         run.write_metrics(earlier, {"eval/accuracy": 0.5})
     metrics = {"train/loss": 0.25, **({"eval/accuracy": 0.75} if is_judged else {})}
     with run.checkpoint(step) as folder:
-        DriverState(step, 1, {}, metrics).write(folder)
+        DriverState(step, 1, {}, metrics, accuracies=[0.5]).write(folder)
     run.resumed_from = newest_resumable(run)
     is_owed = not is_judged and step != 1
-    assert _took_up_what_is_done(config, None, run) is (step == 4 and is_judged)
+    assert _took_up_what_is_done(config, config.train.steps, run) is (step == 4 and is_judged)
     assert ("is done" in capsys.readouterr().out) is (step == 4 and is_judged)
     assert owes_evaluation(run, DriverState.read(run.resumed_from), config) is is_owed
     assert [row["step"] for row in read_metrics(run.path)] == list(range(step if is_owed else step + 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -11,33 +12,31 @@ from rich.console import Console
 from configs.blocks.rl import EvalConfig, RLConfig
 from configs.reading.load import load
 from data_feeds.prompts.prompts import PromptSets
+from main_eval import EVAL
+from main_rl import RL
 from orchestration.cluster.devices import DeviceSpec
 from orchestration.model.checkpoint_facts import ModelFacts
-from orchestration.start.dry_run import print_plan, schedule_row
-from orchestration.start.memory_estimate import SecondModels, estimate
+from orchestration.start.job_kind import JobKind
+from orchestration.start.plan import print_plan
+from orchestration.start.plan_rl import schedule_text
 from orchestration.start.preflight import Checked
 from records.rollout import Prompt
 
 MODEL = ModelFacts("m", "LlamaForCausalLM", 135_000_000, 30, 576, 1536, 9, 3, 64, 49152, 8192)
 
 
-def described(config: RLConfig | EvalConfig, warnings: list[str]) -> str:
+def described(kind: JobKind[Any, PromptSets], config: RLConfig | EvalConfig, warnings: list[str]) -> str:
     prompts = [Prompt(f"p/{i}", [{"role": "user", "content": "?"}], source="sums") for i in range(100)]
-    checked = Checked(
-        device=DeviceSpec("cpu", "gloo", "feynrl_buckets", 8, 0),
-        model=MODEL,
-        prompts=PromptSets(prompts[:80], prompts[80:], duplicates=7, too_long=1, leaks=0),
-        memory=estimate(config, MODEL, has=SecondModels(), device="cpu"),
-        warnings=warnings,
-    )
+    data = PromptSets(prompts[:80], prompts[80:], duplicates=7, too_long=1, leaks=0)
+    checked = Checked(DeviceSpec("cpu", "gloo", "feynrl_buckets", 8, 0), MODEL, warnings)
     text = io.StringIO()
-    print_plan(config, checked, Console(file=text, width=250))
+    print_plan(kind.plan(config, checked, data), warnings, Console(file=text, width=250))
     return " ".join(text.getvalue().split())
 
 
 def test_training() -> None:
     text = described(
-        load(
+        RL, load(
             "configs/grpo.yaml", RLConfig,
             ["train.updates_per_step=2", "train.steps=20", "train.ranks=2", "data.max_prompt_tokens=64",
              "train.max_tokens_per_micro_batch=512", "checkpoint.every=5"],
@@ -58,7 +57,7 @@ def test_training() -> None:
 
 
 def test_evaluation() -> None:
-    text = described(load("configs/eval.yaml", EvalConfig), [])
+    text = described(EVAL, load("configs/eval.yaml", EvalConfig), [])
     assert "20 of 20 prompts (heldout)" in text
     assert "8 samples at temperature 1 and 1 greedy each = 180 sequences, at most 2,880 new tokens" in text
     assert "no warnings" in text and "evaluation.json" in text
@@ -68,14 +67,14 @@ def test_placement() -> None:
     """Who gets which cores, in turn and at the same time."""
     ranks = ["train.ranks=2", "rollout.engines=2"]
     assert "placement colocated: trainer (4 thread(s) a rank) and engines (4 a process) in turn" in described(
-        load("configs/grpo.yaml", RLConfig, ranks), []
+        RL, load("configs/grpo.yaml", RLConfig, ranks), []
     )
     overlap = [*ranks, "schedule.mode=overlap", "placement.trainer_cores=5"]
     assert "separate, at the same time: trainer 2 x 2 thread(s), engines 2 x 1, on 8 cores; not bound" in described(
-        load("configs/grpo.yaml", RLConfig, overlap), []
+        RL, load("configs/grpo.yaml", RLConfig, overlap), []
     )
     bound = load("configs/grpo.yaml", RLConfig, [*overlap, "placement.bind_cores=true"])
-    assert "bound: ranks to cores 0,1 | 2,3,4, engines to 5 | 6,7" in described(bound, [])
+    assert "bound: ranks to cores 0,1 | 2,3,4, engines to 5 | 6,7" in described(RL, bound, [])
 
 
 @pytest.mark.parametrize(
@@ -102,4 +101,4 @@ def test_placement() -> None:
     ],
 )
 def test_the_plan_says_when_both_sides_work(settings: list[str], says: str) -> None:
-    assert says in schedule_row(load("configs/grpo.yaml", RLConfig, settings))
+    assert says in schedule_text(load("configs/grpo.yaml", RLConfig, settings))

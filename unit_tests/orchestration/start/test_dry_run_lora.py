@@ -24,8 +24,9 @@ from orchestration.model.checkpoint_facts import ModelFacts
 from orchestration.model.lora import AdapterSize
 from orchestration.rl.actors import trainer_settings
 from orchestration.run.directory import RunDirectory
-from orchestration.start.dry_run import print_plan
 from orchestration.start.memory_estimate import SecondModels, estimate
+from orchestration.start.plan import print_plan
+from orchestration.start.plan_rl import plan_rl
 from orchestration.start.preflight import Checked, check_adapter
 from records.rollout import Prompt
 from rollouts.vllm.engine import VLLMEngine
@@ -75,9 +76,9 @@ def test_what_is_synced_and_kept_is_small_unless_merged() -> None:
 
 def test_the_plan_says_what_is_trained_and_saved() -> None:
     config, prompts = job("lora.rank=8"), [Prompt(f"p/{i}", [{"role": "user", "content": "?"}]) for i in range(9)]
-    checked = Checked(CPU, MODEL, PromptSets(prompts[:8], prompts[8:], 0, 0, 0), memory(reference=False), [], ADAPTER)
+    checked, data = Checked(CPU, MODEL, [], ADAPTER), PromptSets(prompts[:8], prompts[8:], 0, 0, 0)
     text = io.StringIO()
-    print_plan(config, checked, Console(file=text, width=250))
+    print_plan(plan_rl(config, checked, data), [], Console(file=text, width=250))
     told = " ".join(text.getvalue().split())
     assert "LoRA of rank 8 on 210 matrices: 1,000,000 trained parameters (1.0% of the model's)" in told
     assert "less per trainer rank than training every weight; engines take the adapter" in told

@@ -15,9 +15,14 @@ import pytest
 
 from configs.blocks.rl import EvalConfig, RLConfig
 from configs.reading.load import ConfigError, load
-from orchestration.cluster.devices import DeviceSpec
+from data_feeds.prompts.prompts import PromptSets
+from main_eval import EVAL
+from main_rl import RL
+from orchestration.cluster.devices import FLEX, DeviceSpec
+from orchestration.cluster.job_shape import EngineJob, TrainerJob
 from orchestration.model.checkpoint_facts import model_facts
 from orchestration.start import memory_estimate, preflight
+from orchestration.start.command_line import checked_with_data
 from orchestration.start.memory_estimate import SecondModels, estimate
 from unit_tests.tiny_model import write_tiny_model
 
@@ -50,8 +55,14 @@ def folder(original: Path, tmp_path: Path, monkeypatch: Any) -> Path:
     return tmp_path
 
 
-def checked(*overrides: str) -> preflight.Checked:
-    return preflight.preflight(load("job.yaml", RLConfig, overrides))
+def checked(*overrides: str, run_dir: str | None = None) -> tuple[preflight.Checked, PromptSets]:
+    return checked_with_data(RL, load("job.yaml", RLConfig, overrides, run_dir))
+
+
+def warned(*overrides: str) -> list[str]:
+    config = load("job.yaml", RLConfig, overrides)
+    found, prompts = checked_with_data(RL, config)
+    return [*found.warnings, *RL.data_warnings(config, prompts)]
 
 
 def refused(*overrides: str) -> str:
@@ -62,10 +73,10 @@ def refused(*overrides: str) -> str:
 
 def test_a_good_job_is_described(folder: Path) -> None:
     before = sorted(folder.rglob("*"))
-    found = checked()
+    found, prompts = checked()
     assert found.model.layers == 2 and found.device.device == "cpu"
-    assert len(found.prompts.train) + len(found.prompts.heldout) == 81
-    assert found.warnings == []
+    assert len(prompts.train) + len(prompts.heldout) == 81
+    assert warned() == []
     assert sorted(folder.rglob("*")) == before, "preflight writes nothing"
 
 
@@ -139,9 +150,9 @@ def test_a_folder_with_other_files_is_left_alone(folder: Path) -> None:
     (folder / "mine").mkdir()
     (folder / "mine" / "thesis.txt").write_text("work")
     with pytest.raises(ConfigError, match="run directory mine is not empty"):
-        preflight.preflight(load("job.yaml", RLConfig, run_dir="mine"))
+        checked(run_dir="mine")
     (folder / "empty").mkdir()
-    preflight.preflight(load("job.yaml", RLConfig, run_dir="empty"))
+    checked(run_dir="empty")
 
 
 def test_a_folder_that_may_not_be_written(folder: Path, monkeypatch: Any) -> None:
@@ -157,26 +168,27 @@ def test_devices_on_cpu(folder: Path, monkeypatch: Any) -> None:
         "rollout.engines=4"
     )
     assert any(
-        "train.threads_per_rank: 2 ranks x 2 threads" in w
-        for w in checked("train.ranks=2", "train.threads_per_rank=2").warnings
+        "train.threads_per_rank: 2 ranks x 2 threads" in w for w in warned("train.ranks=2", "train.threads_per_rank=2")
     )
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    cluster = checked("train.ranks=3", "rollout.engines=5")  # the cluster's machines are not known here
-    assert any("sync.method: direct reaches engines on the trainer's machine only" in w for w in cluster.warnings)
-    assert any("rollout.engines: 5 engines for 4 prompts a step" in w for w in cluster.warnings)
+    cluster = warned("train.ranks=3", "rollout.engines=5")  # the cluster's machines are not known here
+    assert any("sync.method: direct reaches engines on the trainer's machine only" in w for w in cluster)
+    assert any("rollout.engines: 5 engines for 4 prompts a step" in w for w in cluster)
+
+
+def devices_for(config: RLConfig) -> DeviceSpec:
+    return preflight.check_devices(EngineJob.of_rl(config), TrainerJob.of_rl(config))
 
 
 def test_devices_on_gpus(folder: Path, monkeypatch: Any) -> None:
-    from orchestration.cluster import devices
-
-    monkeypatch.setattr(devices, "resolve", lambda device: DeviceSpec("cuda", "nccl", devices.FLEX, 64, 8))
+    monkeypatch.setattr(preflight, "resolve", lambda device: DeviceSpec("cuda", "nccl", FLEX, 64, 8))
     fits = load("job.yaml", RLConfig, ["train.ranks=4", "rollout.engines=2", "rollout.tensor_parallel_size=2"])
-    assert preflight.check_devices(fits).gpus == 8
+    assert devices_for(fits).gpus == 8
     shared = load("job.yaml", RLConfig, ["train.ranks=5", "rollout.engines=4"])
-    assert preflight.check_devices(shared).gpus == 8
+    assert devices_for(shared).gpus == 8
     for settings in (["train.ranks=9"], ["train.ranks=5", "rollout.engines=2", "rollout.tensor_parallel_size=2"]):
         with pytest.raises(ValueError, match=r"train.ranks \d and .* need \d+ GPUs.*there are 8"):
-            preflight.check_devices(load("job.yaml", RLConfig, settings))
+            devices_for(load("job.yaml", RLConfig, settings))
 
 
 def test_cuda_without_a_gpu(folder: Path, monkeypatch: Any) -> None:
@@ -201,16 +213,16 @@ def test_room_for_weights_and_checkpoints(folder: Path, monkeypatch: Any) -> Non
 
 
 def test_warnings_about_data_and_memory(folder: Path, monkeypatch: Any) -> None:
-    assert any("up to 100 groups are under way" in w for w in checked("rollout.prompts_per_step=100").warnings)
+    assert any("up to 100 groups are under way" in w for w in warned("rollout.prompts_per_step=100"))
     many = ["rollout.prompts_per_step=30", "schedule.max_staleness=3"]
-    assert not any("under way" in w for w in checked(*many).warnings)
-    assert any("up to 120 groups are under way" in w for w in checked(*many, "schedule.mode=overlap").warnings)
+    assert not any("under way" in w for w in warned(*many))
+    assert any("up to 120 groups are under way" in w for w in warned(*many, "schedule.mode=overlap"))
     (folder / "rows.jsonl").write_text(
         "".join(json.dumps({"prompt": text, "answer": "1"}) + "\n" for text in ("1", "2", "3", "1 " * 99))
     )
-    assert any("data.max_prompt_tokens: 1 rows are longer" in w for w in checked().warnings)
+    assert any("data.max_prompt_tokens: 1 rows are longer" in w for w in warned())
     monkeypatch.setattr(preflight, "machine_memory", lambda: 1000)
-    assert any(w.startswith("memory: about") for w in checked().warnings)
+    assert any(w.startswith("memory: about") for w in warned())
 
 
 def test_an_evaluation_is_checked_too(folder: Path) -> None:
@@ -218,10 +230,13 @@ def test_an_evaluation_is_checked_too(folder: Path) -> None:
         "model: {path: tiny, device: cpu}\ndata: {sources: [{file: rows.jsonl}], max_prompt_tokens: 64}\n"
         "reward: {parts: [{function: last_number}]}\neval: {max_new_tokens: 8}\n"
     )
-    found = preflight.preflight(load("eval.yaml", EvalConfig))
-    assert found.memory.trainer == {} and found.memory.engine["weights"] == 2 * found.model.parameters
+    config = load("eval.yaml", EvalConfig)
+    found, prompts = checked_with_data(EVAL, config)
+    assert len(prompts.part("all")) == 81
+    memory = memory_estimate.memory_of_engine(EngineJob.of_eval(config), found.model, "cpu")
+    assert memory["weights"] == 2 * found.model.parameters
     with pytest.raises(ConfigError, match="tensor_parallel_size: 4 attention heads of tiny do not split over 3"):
-        preflight.preflight(load("eval.yaml", EvalConfig, ["tensor_parallel_size=3"]))
+        checked_with_data(EVAL, load("eval.yaml", EvalConfig, ["tensor_parallel_size=3"]))
 
 
 def test_memory_is_sharded_by_zero_stage(folder: Path) -> None:

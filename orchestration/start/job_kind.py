@@ -1,0 +1,50 @@
+"""What the command line must know of each kind of job. main_rl.py, main_sl.py and main_eval.py each describe theirs; nobody
+else asks of which kind a configuration is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from configs.blocks.rl import EvalConfig, RLConfig
+from configs.blocks.supervised import SLConfig
+
+if TYPE_CHECKING:
+    from orchestration.model.checkpoint_facts import ModelFacts
+    from orchestration.run.directory import RunDirectory
+    from orchestration.start.plan import Plan
+    from orchestration.start.preflight import Checked
+    from orchestration.start.problems import Problems
+
+TrainingConfig = RLConfig | SLConfig
+AnyConfig = RLConfig | SLConfig | EvalConfig
+Config = TypeVar("Config", bound=AnyConfig)
+Data = TypeVar("Data")
+
+
+@dataclass(frozen=True)
+class Training(Generic[Config, Data]):
+    """What only jobs that train have: methods to choose from, and runs that can be resumed."""
+
+    from_rewards: bool  # its methods learn from rewards; otherwise from examples
+    has_launcher: bool  # torchrun or deepspeed starts its ranks
+    ranks: Callable[[Config], int]
+    steps: Callable[[Config, Data], int]
+    report: Callable[[Path], None]  # writes the report of a run that was killed after its last step
+
+
+@dataclass(frozen=True)
+class JobKind(Generic[Config, Data]):
+    """One kind of job: what it reads, how it is checked and shown, and how it is run."""
+
+    program: str  # the script's name
+    schema: type[Config]
+    example: str  # the YAML file to show in examples
+    load_data: Callable[[Config], Data]
+    preflight: Callable[[Config, ModelFacts | None, bool, Problems], Checked | None]
+    data_warnings: Callable[[Config, Data], Iterable[str]]
+    plan: Callable[[Config, Checked, Data], Plan]
+    run: Callable[[Config, Data, RunDirectory], None]
+    training: Training[Config, Data] | None = None
