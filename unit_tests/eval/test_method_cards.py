@@ -55,7 +55,7 @@ def test_a_missing_page_or_card_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"aipo\.md is missing"):
         method_cards.texts()
     (tmp_path / "aipo.md").write_text("# AIPO\n")
-    with pytest.raises(ValueError, match="no place for its card"):
+    with pytest.raises(ValueError, match="no place for its generated part"):
         method_cards.texts()
 
 
