@@ -50,10 +50,10 @@ def test_policy_loss_does_not_train_the_critic(step):
     assert slope is None or not slope.any()
 
 
-@pytest.mark.parametrize(("ratio", "expected"), [(6, 0), (2.9, -2.9)])
-def test_dual_clip_ends_the_weight_of_a_bad_token(ratio, expected):
+@pytest.mark.parametrize(("advantage", "ratio", "expected"), [(-1, 6, 0), (-1, 2.9, -2.9), (1, 1.1, 1.1)])
+def test_dual_clip_ends_the_weight_of_a_bad_token(advantage, ratio, expected):
     """With dual_clip 3 a token of advantage -1 has no weight past r = 3, where PPO alone would give -r."""
-    assert weight(make("ppo", dual_clip=3.0), -1, ratio) == pytest.approx(expected, abs=1e-5)
+    assert weight(make("ppo", dual_clip=3.0), advantage, ratio) == pytest.approx(expected, abs=1e-5)
 
 
 @settings(max_examples=40)

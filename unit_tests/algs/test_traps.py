@@ -1,6 +1,7 @@
 """The known traps of these objectives, each with the numbers that show it is avoided.
 
-Trap 8 (what the aggregations do to long prompts) is in test_aggregation.py.
+Trap 8 (what the aggregations do to long prompts) is in test_aggregation.py; traps 6 and 10 (weights far outside the
+trust region, dual clip) are rows of test_algs.py and test_ppo.py.
 """
 
 import dataclasses
@@ -23,7 +24,6 @@ from unit_tests.algs.method_checks import (
     random_pairs,
     random_step,
     tensor,
-    weight,
 )
 from unit_tests.algs.reference import Step
 
@@ -139,26 +139,6 @@ def test_trap_5_at_ess_1_the_gradient_is_reinforces(direction, shift):
     expected = gradient(make("reinforce"), step)
     np.testing.assert_allclose(gradient(make("p3o", kl_direction=direction), step), expected, rtol=1e-4, atol=1e-5)
     assert np.abs(expected).max() > 0.5
-
-
-@pytest.mark.parametrize(
-    ("advantage", "weights"),
-    [
-        (1, {"ppo": 0, "grpo": 0, "dapo": 0, "cispo": 5, "scale_rl": 5, "aipo": 2, "reinforce": 1}),
-        (-1, {"ppo": -6, "grpo": -6, "dapo": -6, "cispo": -5, "scale_rl": -5, "aipo": -2, "reinforce": -1}),
-    ],
-)
-def test_traps_6_and_10_weight_far_outside_the_trust_region(advantage, weights):
-    """At r = 6: PPO 0 or −6, CISPO(5) ±5, AIPO ±2 and not 0, since the capped weight stands under a stop-gradient."""
-    found = {name: weight(make(name), advantage, 6.0) for name in weights}
-    assert found == pytest.approx(weights, abs=1e-5)
-
-
-def test_trap_10_dual_clip():
-    """At A = −1, r = 6 PPO's dual clip at 3 gives 0 where plain PPO gives −6; up to 3 it changes nothing."""
-    assert weight(make("ppo", dual_clip=3.0), -1, 6.0) == 0
-    assert weight(make("ppo", dual_clip=3.0), -1, 2.9) == pytest.approx(-2.9)
-    assert weight(make("ppo", dual_clip=3.0), 1, 1.1) == pytest.approx(1.1)
 
 
 READS = {
