@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from main_sl import SL
 from orchestration.run.directory import checkpoints, read_metrics
 from orchestration.start import command_line
 from unit_tests.tiny_model import write_tiny_model
+from unit_tests.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -174,6 +174,15 @@ def ended(process: subprocess.Popen[str]) -> str:
     return shown
 
 
+def whole_job(folder: Path) -> Path:
+    """Return a folder with the job alone, its paths absolute: who runs it is elsewhere."""
+    model, data = {**JOB["model"], "path": str(folder / "tiny")}, {**JOB["data"]}
+    data["sources"] = [{"file": str(folder / "rows.jsonl")}]
+    (folder / "whole").mkdir()
+    (folder / "whole/job.yaml").write_text(yaml.safe_dump({**JOB, "model": model, "data": data}))
+    return folder / "whole"
+
+
 def numbers(run: Path) -> list[dict[str, float]]:
     return [
         {name: value for name, value in row.items() if not name.startswith("time/") and "per_second" not in name}
@@ -182,13 +191,19 @@ def numbers(run: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.ranks
-def test_two_ranks_by_either_launcher_killed_and_resumed(folder: Path, monkeypatch: Any, capsys: Any) -> None:
-    """Begun by torchrun, all of it killed, resumed by deepspeed; against a run by torchrun that nobody disturbed."""
+def test_two_ranks_by_either_launcher_killed_and_resumed(
+    folder: Path, monkeypatch: Any, capsys: Any, rank_groups: dict[int, Any]
+) -> None:
+    """Begun by torchrun, all of it killed, resumed by deepspeed; against what the session's two ranks do undisturbed. Alone
+    catches a launcher whose ranks do not find each other, and a resumption on several ranks with other numbers."""
+    rank_groups[2].run("unit_tests.orchestration.ranks.supervised_rank", whole_job(folder))
     killed = launched(folder, "torchrun", "--run-dir", "runs/killed")
-    until = time.monotonic() + 250
-    while not any(row["step"] >= 25 for row in read_metrics(folder / "runs/killed")):
-        assert killed.poll() is None and time.monotonic() < until, killed.communicate()[0]
-        time.sleep(0.01)
+
+    def is_there() -> bool:
+        assert killed.poll() is None, killed.communicate()[0]
+        return any(row["step"] >= 25 for row in read_metrics(folder / "runs/killed"))
+
+    wait_for(is_there, "step 25 is done", every_seconds=0.01)
     ranks = psutil.Process(killed.pid).children(recursive=True)
     for rank in ranks:
         rank.suspend()
@@ -204,10 +219,10 @@ def test_two_ranks_by_either_launcher_killed_and_resumed(folder: Path, monkeypat
     monkeypatch.delenv("WORLD_SIZE")
     assert outcome(folder, monkeypatch, *resume) == 2
     assert "written by 2 trainer rank(s), now there are 1; use 2" in capsys.readouterr().err
-    whole = launched(folder, "torchrun", "--run-dir", "runs/whole")
     shown = ended(launched(folder, "deepspeed", "--resume", "runs/killed"))
     assert shown.count("resuming from runs/killed/checkpoints/step_0000") == 1, "the first rank speaks for all"
-    assert ended(whole).count("held-out loss ") >= 1
-    assert numbers(folder / "runs/killed") == numbers(folder / "runs/whole")
-    one, two = (checkpoints(folder / "runs" / name)[-1] / "model.safetensors" for name in ("killed", "whole"))
+    assert shown.count("held-out loss ") >= 1
+    whole = folder / "whole/runs_2/job"
+    assert numbers(folder / "runs/killed") == numbers(whole)
+    one, two = (checkpoints(run)[-1] / "model.safetensors" for run in (folder / "runs/killed", whole))
     assert one.read_bytes() == two.read_bytes()

@@ -236,6 +236,7 @@ def _asked(method: PolicyMethod, tokens: PolicyTokens) -> tuple[Tensor, Tensor]:
     return losses, torch.cat(filled)
 
 
+@torch.enable_grad()
 def _losses_and_gradients(method: PolicyMethod, tokens: PolicyTokens) -> tuple[Tensor, dict[str, Tensor | None]]:
     """Return the method's losses, the critic's behind them, [2N]; and what is in their graph: by name a gradient [N] or
     None."""

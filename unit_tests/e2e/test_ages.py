@@ -9,7 +9,7 @@ import pytest
 from orchestration.run.samples import read_samples
 from unit_tests.e2e.shared_stack import SharedStack
 
-pytestmark = [pytest.mark.e2e]
+pytestmark = pytest.mark.e2e
 
 OVERLAP = {"mode": "overlap", "max_staleness": 2}
 

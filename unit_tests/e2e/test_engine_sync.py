@@ -30,7 +30,7 @@ from rollouts.vllm.sampling import Sampling
 from rollouts.vllm.weight_file import TensorInfo
 from unit_tests.e2e.engine_pair import PROMPTS, Pair, published_tensors, random_model, reference_logprobs
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).parents[2]
 LORA = Lora(rank=4, alpha=6, rank_stabilised=True)

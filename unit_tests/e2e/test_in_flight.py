@@ -19,7 +19,7 @@ from rollouts.vllm.response import Generation
 from rollouts.vllm.sampling import Sampling
 from unit_tests.e2e.engine_pair import PROMPTS, Pair, published_tensors, random_model, reference_logprobs
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.e2e
 
 TOLERANCE_NATS = 1e-3
 END = 1  # the end-of-sequence token

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -13,17 +12,17 @@ import pytest
 
 from orchestration.run.directory import checkpoints, read_metrics
 from orchestration.run.samples import read_samples
+from unit_tests.waiting import PATIENCE_SECONDS, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
-STEPS = 40
-SECONDS = 240  # that anything may take on a busy machine
+STEPS = 12
 SETTINGS = (
     f"train.steps={STEPS}",
     "train.ranks=2",
     "rollout.prompts_per_step=16",
     "rollout.responses_per_prompt=8",
     "eval.every=0",
-    "checkpoint.every=4",
+    "checkpoint.every=3",
     "schedule.mode=overlap",
     "lora.rank=8",
 )
@@ -46,11 +45,11 @@ class Run:
         )  # fmt: skip
 
     def wait_for_step(self, step: int) -> None:
-        deadline = time.monotonic() + SECONDS
-        while not any(row["step"] >= step for row in self.rows()):
+        def is_done() -> bool:
             assert self.process.poll() is None, self.said()
-            assert time.monotonic() < deadline, f"step {step} did not come"
-            time.sleep(0.1)
+            return any(row["step"] >= step for row in self.rows())
+
+        wait_for(is_done, f"step {step} is done")
 
     def rows(self) -> list[dict[str, float]]:
         return read_metrics(self.folder) if (self.folder / "metrics.jsonl").exists() else []
@@ -61,22 +60,22 @@ class Run:
         found[-1].kill()
 
     def said(self) -> str:
-        return self.process.communicate(timeout=SECONDS)[0]
+        return self.process.communicate(timeout=2 * PATIENCE_SECONDS)[0]
 
 
-@pytest.mark.timeout(2 * SECONDS)
 def test_a_job_with_adapters_survives_a_killed_engine_and_a_killed_rank(tiny_model: Path, tmp_path: Path) -> None:
+    """Alone catches a command that does not begin again by itself when a trainer rank is lost."""
     run = Run(tmp_path / "run", tiny_model)
     try:
         run.wait_for_step(2)
         run.kill_one("EngineCore")
-        run.wait_for_step(14)
+        run.wait_for_step(6)
         run.kill_one("TrainerActor")
         said = run.said()
     finally:
         if run.process.poll() is None:
             run.process.terminate()
-            run.process.communicate(timeout=SECONDS)
+            run.process.communicate(timeout=2 * PATIENCE_SECONDS)
     assert run.process.returncode == 0, said[-3000:]
     assert "It is started again" in said and "The job begins again from" in said, said
     rows = run.rows()

@@ -15,7 +15,7 @@ from orchestration.run.samples import read_samples, samples_path
 from unit_tests.e2e.shared_stack import STEPS, UPDATES, SharedStack
 from unit_tests.test_add_a_method import PAGE, code_blocks
 
-pytestmark = [pytest.mark.e2e]
+pytestmark = pytest.mark.e2e
 
 
 def mean_reward(path: Path, step: int) -> float:

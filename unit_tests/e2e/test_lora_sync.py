@@ -35,7 +35,7 @@ from unit_tests.orchestration.ranks.ranks import Ranks
 from unit_tests.orchestration.trainer.test_trainer import make_trajectories
 from unit_tests.tiny_model import CHAT_TEMPLATE
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.e2e
 
 LORA = Lora(rank=4, alpha=6, rank_stabilised=True)
 SAMPLING = Sampling(max_new_tokens=24)

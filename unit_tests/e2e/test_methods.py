@@ -14,7 +14,7 @@ from orchestration.run.samples import read_samples
 from plugins.methods import listed
 from unit_tests.e2e.shared_stack import RANKS, ROOT, STEPS, UPDATES, Done, SharedStack
 
-pytestmark = [pytest.mark.e2e]
+pytestmark = pytest.mark.e2e
 
 METHODS = sorted(name for name, entry in listed().items() if entry.has_advantages)
 MAX_NEW_TOKENS = 8

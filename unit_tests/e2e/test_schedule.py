@@ -21,7 +21,7 @@ from orchestration.run.resume import go_back, newest_resumable
 from orchestration.run.samples import read_samples, sample_steps
 from unit_tests.e2e.shared_stack import Done, SharedStack
 
-pytestmark = [pytest.mark.e2e]
+pytestmark = pytest.mark.e2e
 
 OVERLAP = {"mode": "overlap", "max_staleness": 1}
 TRAIN = {"steps": 4, "updates_per_step": 1}

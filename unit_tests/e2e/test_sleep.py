@@ -18,10 +18,11 @@ from rollouts.vllm.response import Generation
 from rollouts.vllm.sampling import Sampling
 from unit_tests.e2e.engine_pair import PROMPTS, Pair, reference_logprobs
 from unit_tests.e2e.shared_stack import SharedStack
-from unit_tests.e2e.test_failures import STALL_SECONDS, core_of, gone_within, is_alive, pid_of, quick_to_judge
+from unit_tests.e2e.test_failures import STALL_SECONDS, core_of, pid_of, quick_to_judge
 from unit_tests.e2e.test_schedule import prompts_of, prompts_of_run
+from unit_tests.waiting import is_alive, wait_for
 
-pytestmark = [pytest.mark.e2e]
+pytestmark = pytest.mark.e2e
 TOLERANCE_NATS = 1e-3
 SLEEP_SECONDS = 0.5
 
@@ -67,7 +68,7 @@ def test_vllm_frozen_in_its_sleep_is_noticed_when_it_is_to_wake(stack: SharedSta
     rescue.cancel()
     assert rollouts.tally().means().get("rollout/engine_restarts") == 1
     assert "has been in 'wake' for" in rollouts._deaths[-1][1].how
-    assert not gone_within(20, lambda: [f"process {core}"] if is_alive(core) else [])
+    wait_for(lambda: not is_alive(core), "vLLM's process has ended")
 
 
 def test_an_engine_lost_for_good_as_it_goes_to_sleep_takes_no_batch_with_it(

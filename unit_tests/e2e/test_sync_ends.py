@@ -20,7 +20,7 @@ from unit_tests.e2e.shared_stack import RANKS, SharedStack
 from unit_tests.e2e.test_schedule import OVERLAP, TRAIN, prompts_of, prompts_of_run
 from unit_tests.e2e.test_sync_methods import PUBLISHING, unreachable, unreadable
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.e2e
 
 
 @pytest.mark.parametrize(

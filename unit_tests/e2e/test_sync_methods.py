@@ -15,7 +15,7 @@ from orchestration.rl.driver import Driver
 from orchestration.rl.weight_sync import SyncError, WeightSync
 from unit_tests.e2e.shared_stack import STEPS, SharedStack
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.e2e
 
 
 @pytest.mark.parametrize("method", ["nccl", "disk"])

@@ -1,15 +1,15 @@
-"""Two real engines in one job: both make groups and hold the trainer's weights. One is killed in the middle of its work, the
-other goes on, and the new one is taken in."""
+"""Two real engines in one job: both make groups and hold the trainer's weights. One is killed or frozen in the middle of its
+work or of a broadcast, the other goes on, and the new one is taken in."""
 
 from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import ray
 
 from orchestration.engines.handle import EngineHandle
 from orchestration.engines.pool import EnginePool
@@ -20,14 +20,14 @@ from orchestration.rl.weight_sync import JOINING
 from orchestration.run.directory import read_metrics
 from orchestration.run.samples import read_samples
 from unit_tests.e2e.shared_stack import SharedStack
-from unit_tests.e2e.test_failures import core_of, pid_of
+from unit_tests.e2e.test_failures import STALL_SECONDS, core_of, pid_of, quick_to_judge
+from unit_tests.waiting import wait_for
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.e2e
 
 STEPS = 4
 SMALL = {"rollout": {"engines": 2}, "train": {"steps": STEPS, "updates_per_step": 1}}
-SECONDS = 120  # for an engine to start on a busy machine
-STALL_SECONDS = 16.0
+JOIN_STALL_SECONDS = 16.0
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +77,9 @@ def gaps(job: RLJob) -> list[float]:
     return gaps
 
 
-def wait_for(engine: EngineHandle, job: RLJob) -> None:
-    """Until it generates, with the current weights."""
-    deadline = time.monotonic() + SECONDS
-    while engine.state != "usable":
-        assert time.monotonic() < deadline, f"{engine.name} is still {engine.state}"
-        job.driver.go_round(0.05, submits=False)
+def wait_until_usable(engine: EngineHandle, job: RLJob) -> None:
+    """Wait until it generates, with the current weights."""
+    wait_for(lambda: job.driver.go_round(0.05, submits=False) or engine.state == "usable", f"{engine.name} is in use")
 
 
 def check_whole(folder: Path) -> list[set[str]]:
@@ -98,7 +95,7 @@ def check_whole(folder: Path) -> list[set[str]]:
 def test_what_a_killed_engine_was_asked_the_other_one_makes(
     stack: SharedStack, two: EnginePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In overlap, while weights are on their way to both."""
+    """Alone catches groups that are lost or made twice when an engine dies in overlap, while weights are on their way to both."""
     first, second = two.engines
     submit, lost = second.submit, set()
 
@@ -123,7 +120,7 @@ def test_what_a_killed_engine_was_asked_the_other_one_makes(
 
         monkeypatch.setattr(second, "submit", struck)
         drive(job, look)
-        wait_for(second, job)
+        wait_until_usable(second, job)
         assert max(gaps(job)) < 1e-3, "the new engine got the weights of the last step"
     groups = check_whole(job.run.path)
     from_first, from_second = made.by_engine[first.name], made.by_engine[second.name]
@@ -140,7 +137,7 @@ def test_what_a_killed_engine_was_asked_the_other_one_makes(
 def test_a_broadcast_that_an_engine_dies_in_is_made_again_without_it_and_later_with_it(
     stack: SharedStack, two: EnginePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In sync mode with nccl, whose group is made anew for whoever is there."""
+    """Alone catches a weight group that is not made anew, in sync mode, for whoever is there."""
     second = two.engines[1]
     load, struck_in = second.load, []
 
@@ -157,7 +154,7 @@ def test_a_broadcast_that_an_engine_dies_in_is_made_again_without_it_and_later_w
             if job.progress.trained_steps == 1:
                 assert max(gaps(job)) < 1e-3
             if job.progress.trained_steps == 3:
-                wait_for(second, job)
+                wait_until_usable(second, job)
                 assert max(gaps(job)) < 1e-3, "the trainer still had the weights, and broadcast them to the new engine"
             return path
 
@@ -183,12 +180,12 @@ def test_a_broadcast_that_an_engine_dies_in_is_made_again_without_it_and_later_w
 def test_an_engine_lost_as_it_joins_the_weight_group_is_left_out_of_it(
     stack: SharedStack, two: EnginePool, monkeypatch: pytest.MonkeyPatch, deadly: signal.Signals, call: int, mode: str
 ) -> None:
-    """The others give up before it is known to be lost, and that is no failure of the method."""
+    """Alone catches an engine's loss that is taken for a failure of the method: the others give up before it is known."""
     second, calls = two.engines[1], []
     two.restarts_left = 1
     block = {
         **SMALL, "train": {"steps": 2, "updates_per_step": 1}, "sync": {"method": "nccl"}, "schedule": {"mode": mode},
-        "failures": {"stall_seconds": STALL_SECONDS},
+        "failures": {"stall_seconds": JOIN_STALL_SECONDS},
     }  # fmt: skip
     with stack.job(block) as job, monkeypatch.context() as patch:
         get = two.watch.get
@@ -201,12 +198,60 @@ def test_an_engine_lost_as_it_joins_the_weight_group_is_left_out_of_it(
             return get(futures, doing, stall_seconds)
 
         patch.setattr(two.watch, "get", struck)
-        patch.setattr(two.watch, "stall_seconds", STALL_SECONDS)
+        patch.setattr(two.watch, "stall_seconds", JOIN_STALL_SECONDS)
         drive(job, lambda path: path)
         assert job.driver.weights.method == "nccl"
-        wait_for(second, job)
+        wait_until_usable(second, job)
         assert max(gaps(job)) < 1e-3
     rows = read_metrics(job.run.path)
     assert [row["step"] for row in rows] == [0, 1, 2]
     assert [row["sync/fallbacks"] for row in rows[1:]] == [0, 0]
     assert sum(row.get("rollout/engine_restarts", 0) for row in rows) == 1
+
+
+@pytest.mark.parametrize(("mode", "victim"), [("overlap", "vLLM"), ("sync", "actor")])
+def test_an_engine_that_freezes_in_a_broadcast_is_the_only_one_replaced(
+    stack: SharedStack, two: EnginePool, monkeypatch: pytest.MonkeyPatch, mode: str, victim: str
+) -> None:
+    """Alone catches a broken group that the other engine and the trainer leave too late: they are taken for standing still."""
+    second = two.engines[1]
+    load, struck_in = second.load, []
+    two.restarts_left = 1
+    changes = {"sync": {"method": "nccl"}, "schedule": {"mode": mode}, "failures": {"stall_seconds": STALL_SECONDS}}
+
+    with stack.job({**SMALL, **changes}) as job, quick_to_judge(two.watch):
+
+        def struck(version, update, in_flight) -> None:
+            if job.progress.trained_steps == 2 and not struck_in:
+                struck_in.append(version)
+                actor = pid_of(second.member)
+                os.kill(core_of(actor) if victim == "vLLM" else actor, signal.SIGSTOP)
+            load(version, update, in_flight)
+
+        monkeypatch.setattr(second, "load", struck)
+        drive(job, lambda path: path)
+        wait_until_usable(second, job)
+        assert max(gaps(job)) < 1e-3
+    check_whole(job.run.path)
+    assert struck_in
+    rows = read_metrics(job.run.path)
+    assert [row["sync/fallbacks"] for row in rows[1:]] == [0] * STEPS
+    assert sum(row.get("rollout/engine_restarts", 0) for row in rows) == 1
+
+
+def test_responses_may_take_longer_to_end_than_a_broadcast_may_stand_still(stack: SharedStack, two: EnginePool) -> None:
+    """Alone catches a broadcast that begins before responses have ended: here that takes one engine longer, each time, than half
+    of stall_seconds, after which a broadcast breaks off."""
+    schedule = {"mode": "overlap", "in_flight": "drain"}
+    changes = {"sync": {"method": "nccl"}, "schedule": schedule, "failures": {"stall_seconds": STALL_SECONDS}}
+    two.restarts_left = 0
+    slow = two.engines[0].actor
+    ray.get(slow.drain_late.remote(0.6 * STALL_SECONDS))
+    with stack.job({**SMALL, **changes}) as job, quick_to_judge(two.watch):
+        drive(job, lambda path: path)
+        assert max(gaps(job)) < 1e-3
+    ray.get(slow.drain_late.remote(0.0))
+    check_whole(job.run.path)
+    rows = read_metrics(job.run.path)[1:]
+    assert all(row["time/sync_seconds"] > 0.6 * STALL_SECONDS for row in rows)
+    assert all("sync/drain_seconds" in row and row["sync/fallbacks"] == 0 for row in rows)

@@ -1,9 +1,9 @@
-"""One process of test_step_debugger.py, run as "live FOLDER RANK RANKS PORT" or "again FOLDER".
+"""One trainer rank of test_step_debugger.py; see ranks.py. Trains a tiny model under each case and captures its last step.
 
-live: trains a tiny model under each case and captures its last step. again: runs the commands of FOLDER/commands.pkl,
-in order, as from a shell, and keeps exit codes, outputs and tables."""
+As a program, `python step_debugger_rank.py FOLDER`, it has nothing of the run: it does the commands of FOLDER/commands.pkl,
+in order, as from a shell, and keeps exit codes, outputs and tables.
+"""
 
-import os
 import sys
 from pathlib import Path
 
@@ -30,15 +30,10 @@ TEMPERATURE = 0.7
 STEP = 3
 
 
-def live(folder: Path, rank: int, ranks: int, port: str) -> None:
-    os.environ.update(
-        RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
-        DS_ACCELERATOR="cpu", OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE",
-    )  # fmt: skip
+def run(folder_name: str, rank: int, ranks: int) -> None:
     import pickle
 
     import numpy as np
-    from deepspeed.utils import logger
 
     from configs.blocks.lora import Lora
     from configs.blocks.objective import Critic, Objective
@@ -48,7 +43,7 @@ def live(folder: Path, rank: int, ranks: int, port: str) -> None:
     from orchestration.trainer.trainer import Trainer
     from plugins.objective_parts import find_method
 
-    logger.setLevel("ERROR")
+    folder = Path(folder_name)
     updates = [update[rank] for update in pickle.loads((folder / f"packed_{ranks}.pkl").read_bytes())]
     for name, (method, params, stage, dtype, critic, objective, wanted) in CASES.items():
         if wanted != ranks:
@@ -109,7 +104,4 @@ def run_again(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "live":
-        live(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])
-    else:
-        run_again(Path(sys.argv[2]))
+    run_again(Path(sys.argv[1]))

@@ -8,7 +8,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -34,6 +33,7 @@ from orchestration.start.command_line import _took_up_what_is_done
 from unit_tests.orchestration.ranks.resume_rank import CASES, SAVED_AFTER, STEPS
 from unit_tests.orchestration.step_debugger.captured_steps import packed
 from unit_tests.tiny_model import write_tiny_model
+from unit_tests.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
 SL_STEPS, EVERY = 90, 15
@@ -80,28 +80,23 @@ def test_a_state_that_does_not_fit_is_refused(trained):
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory):
-    """A folder with a model, data and the configurations sft.yaml and dpo.yaml, to be run from there."""
+    """A folder with a model, data and the configuration dpo.yaml, to be run from there."""
     folder = tmp_path_factory.mktemp("jobs")
     torch.manual_seed(0)
     write_tiny_model(folder / "model")
     sums = [(f"{a} + {b} =", str(a + b)) for a in range(7) for b in range(5)]
-    long = {"prompt": "1 + 1 = " * 40, "answer": "2"}  # found to be too long when it comes up
-    rows = {
-        "sft": [*({"prompt": q, "answer": a} for q, a in sums), long],
-        "dpo": [{"prompt": q, "chosen": a, "rejected": f"{(int(a) + 3) % 20} {a}"} for q, a in sums],
+    rows = [{"prompt": q, "chosen": a, "rejected": f"{(int(a) + 3) % 20} {a}"} for q, a in sums]
+    rows.append({**rows[0], "prompt": "1 + 1 = " * 40})  # found to be too long when it comes up
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = {
+        "model": {"path": str(folder / "model"), "dtype": "float32", "device": "cpu"},
+        "data": {"sources": [{"file": str(folder / "pairs.jsonl")}], "split_by": "row", "max_tokens": 64},
+        "algorithm": {"name": "dpo"},
+        "train": {"batch_size": 5, "steps": SL_STEPS, "learning_rate": 0.003, "schedule": "cosine"},
+        "eval": {"every": 10},
+        "checkpoint": {"every": EVERY},
     }
-    for name, own in rows.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in own))
-        config = {
-            "run": {"name": name},
-            "model": {"path": "model", "dtype": "float32", "device": "cpu"},
-            "data": {"sources": [{"file": f"{name}.jsonl"}], "split_by": "row", "max_tokens": 64},
-            "algorithm": {"name": name},
-            "train": {"batch_size": 5, "steps": SL_STEPS, "learning_rate": 0.003, "schedule": "cosine"},
-            "eval": {"every": 10},
-            "checkpoint": {"every": EVERY},
-        }
-        (folder / f"{name}.yaml").write_text(yaml.safe_dump(config))
+    (folder / "dpo.yaml").write_text(yaml.safe_dump(config))
     return folder
 
 
@@ -120,12 +115,13 @@ def ended(process: subprocess.Popen) -> str:
 
 
 def killed_after(process: subprocess.Popen, run: Path, step: int) -> None:
-    """SIGKILL once the run has written the line of `step`."""
-    until = time.monotonic() + 200
-    while not any(row["step"] >= step for row in read_metrics(run)):
+    """Kill the process once the run has written the line of `step`."""
+
+    def is_there() -> bool:
         assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < until
-        time.sleep(0.002)
+        return any(row["step"] >= step for row in read_metrics(run))
+
+    wait_for(is_there, f"step {step} is done", every_seconds=0.002)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     process.stdout.close()
@@ -140,37 +136,31 @@ def numbers(run: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("name", ["sft", "dpo"])
-def test_a_job_killed_and_resumed_has_the_numbers_of_one_never_killed(jobs, name):
-    config, run = f"{name}.yaml", jobs / "runs" / name
-    whole = started(jobs, "--config", config, "--run-dir", "runs/whole_" + name)
-    killed = started(jobs, "--config", config)
-    killed_after(killed, run, step=EVERY + 2)
-    ended(whole)
+def test_a_job_killed_and_resumed_has_the_numbers_of_one_never_killed(jobs, rank_groups):
+    """Alone catches a preference job whose order, reference or counters a resumption changes (test_supervised_command_line:
+    sft, on two ranks). The one never killed is done by the session's rank."""
+    rank_groups[1].run("unit_tests.orchestration.ranks.supervised_rank", jobs)
+    whole, run = jobs / "runs_1/dpo", jobs / "runs/killed"
+    killed_after(started(jobs, "--config", "dpo.yaml", "--run-dir", "runs/killed"), run, step=EVERY + 2)
     checkpoint = newest_resumable(RunDirectory.opened(run))
     step = DriverState.read(checkpoint).step
     assert EVERY <= step < SL_STEPS
-    shown = ended(started(jobs, "--config", config, "--resume"))
-    assert f"resuming from runs/{name}/checkpoints/{checkpoint.name}: step {step + 1} of {SL_STEPS} is next" in shown
-    expected = numbers(jobs / "runs" / f"whole_{name}")
+    shown = ended(started(jobs, "--config", "dpo.yaml", "--resume", "runs/killed"))
+    assert f"resuming from runs/killed/checkpoints/{checkpoint.name}: step {step + 1} of {SL_STEPS} is next" in shown
+    expected = numbers(whole)
     assert [row["step"] for row in expected] == list(range(SL_STEPS + 1))
     assert numbers(run) == expected
-    weights = [
-        path / "model.safetensors" for path in (checkpoints(run)[-1], checkpoints(jobs / f"runs/whole_{name}")[-1])
-    ]
+    weights = [checkpoints(path)[-1] / "model.safetensors" for path in (run, whole)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
-    if name == "sft":
-        assert expected[-1]["data/left_out/sft"] == 1, "the row that is too long"
+    assert expected[-1]["data/left_out/pairs"] == 1, "the row that is too long"
     assert [(path / "resume").exists() for path in checkpoints(run)] == [False, True], "the newest alone can be resumed"
     noted = json.loads((run / "environment.json").read_text())
     assert noted["resumed"][0]["step"] == step
-    again = ended(started(jobs, "--config", config, "--resume"))
-    assert f"is done: runs/{name}/checkpoints/step_{SL_STEPS:06d} is of step {SL_STEPS} of {SL_STEPS}" in again
 
 
 def made_run(jobs: Path, tmp_path: Path, steps: int = 4, *overrides: str) -> tuple[RunDirectory, SLConfig]:
-    """A run directory of sft.yaml as one killed after `steps` steps leaves it, with the checkpoint of step 2."""
-    config = load(jobs / "sft.yaml", SLConfig, overrides, str(tmp_path / "run"))
+    """A run directory of dpo.yaml as one killed after `steps` steps leaves it, with the checkpoint of step 2."""
+    config = load(jobs / "dpo.yaml", SLConfig, overrides, str(tmp_path / "run"))
     run = RunDirectory.create(tmp_path / "run", to_yaml(config))
     for step in range(steps + 1):
         if step == 2:
@@ -253,7 +243,7 @@ def refused(run: RunDirectory, config: SLConfig, ranks: int = 1) -> str:
 def test_what_would_change_the_numbers_is_refused_by_name(jobs, tmp_path):
     run, config = made_run(jobs, tmp_path)
     assert opened_to_resume(config, 1).resumed_from == run.path / "checkpoints/step_000002"
-    other = load(jobs / "sft.yaml", SLConfig, ["train.learning_rate=1", "data.sources.0.weight=2"], str(run.path))
+    other = load(jobs / "dpo.yaml", SLConfig, ["train.learning_rate=1", "data.sources.0.weight=2"], str(run.path))
     said = refused(run, other)
     assert (
         "differs from" in said
@@ -262,7 +252,7 @@ def test_what_would_change_the_numbers_is_refused_by_name(jobs, tmp_path):
     )
     said = refused(run, config, ranks=2)
     assert "was written by 1 trainer rank(s), now there are 2; use 1" in said
-    longer = load(jobs / "sft.yaml", SLConfig, ["train.steps=99"], str(run.path))
+    longer = load(jobs / "dpo.yaml", SLConfig, ["train.steps=99"], str(run.path))
     assert "in train.steps," in refused(run, longer), "the learning rate would have been another all along"
 
 
@@ -279,7 +269,7 @@ def test_a_run_of_an_earlier_version_is_refused_with_what_to_change(jobs, tmp_pa
 def test_a_longer_run_at_a_constant_rate_is_the_same_run(jobs, tmp_path):
     run, _ = made_run(jobs, tmp_path, 4, "train.schedule=constant")
     keys = ["train.schedule=constant", "train.steps=99", "checkpoint.keep=7", "eval.every=1", "run.name=x"]
-    longer = load(jobs / "sft.yaml", SLConfig, keys, str(run.path))
+    longer = load(jobs / "dpo.yaml", SLConfig, keys, str(run.path))
     opened = opened_to_resume(longer, 1)
     assert take_up(opened, longer) == []
     assert load(run.path / "config.yaml", SLConfig).train.steps == 99
@@ -296,7 +286,7 @@ def test_another_machine_is_told_of(jobs, tmp_path):
 
 
 def test_nothing_to_go_on_from(jobs, tmp_path):
-    config = load(jobs / "sft.yaml", SLConfig, run_dir=str(tmp_path / "none"))
+    config = load(jobs / "dpo.yaml", SLConfig, run_dir=str(tmp_path / "none"))
     assert "holds no run" in refused(None, config) and "leave --resume away" in refused(None, config)
     run = RunDirectory.create(tmp_path / "none", to_yaml(config))
     assert "has no checkpoint to go on from" in refused(run, config)
@@ -306,9 +296,9 @@ def test_nothing_to_go_on_from(jobs, tmp_path):
 
 
 def test_keys_are_compared_to_the_leaves(jobs):
-    one = load(jobs / "sft.yaml", SLConfig)
+    one = load(jobs / "dpo.yaml", SLConfig)
     assert changed_keys(one, one) == []
-    two = load(jobs / "sft.yaml", SLConfig, ["lora={rank: 4}", "data.sources=[{file: a.jsonl}, {file: b.jsonl}]"])
+    two = load(jobs / "dpo.yaml", SLConfig, ["lora={rank: 4}", "data.sources=[{file: a.jsonl}, {file: b.jsonl}]"])
     assert {"lora", "lora.rank", "data.sources.0.file", "data.sources.1.file"} <= set(changed_keys(one, two))
 
 

@@ -1,4 +1,4 @@
-"""What test_step_debugger.py saves, spoils and asks: trajectories, changed copies of captured steps, commands."""
+"""What test_step_debugger.py captures, changes and runs: trajectories, changed copies of captured steps, commands."""
 
 import os
 import pickle
@@ -16,8 +16,9 @@ from data_feeds.responses import Responses
 from records.rollout import Prompt, Trajectory
 from unit_tests.orchestration.ranks.step_debugger_rank import CASES, STEP
 from unit_tests.tiny_model import WORDS
+from unit_tests.waiting import PATIENCE_SECONDS
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).resolve().parents[3]
 LOSS_WEIGHT = 1 / 40
 CAP = 1.05
 
@@ -142,14 +143,8 @@ def commands(folder: Path) -> dict[str, list]:
     return {name: [str(argument) for argument in arguments] for name, arguments in found.items()}
 
 
-def run_all(*commands: list[str]) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[2]), "OMP_NUM_THREADS": "1"}
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(HERE.parent / "ranks" / "step_debugger_rank.py"), *command],
-            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for command in commands
-    ]  # fmt: skip
-    outputs = [process.communicate(timeout=240)[0] for process in started]
-    assert all(process.returncode == 0 for process in started), "\n".join(outputs)[-4000:]
+def run_commands(folder: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "unit_tests.orchestration.ranks.step_debugger_rank", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]

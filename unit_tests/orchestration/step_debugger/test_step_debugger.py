@@ -11,7 +11,6 @@ import torch
 from playwright.sync_api import sync_playwright
 from transformers import AutoModelForCausalLM
 
-from orchestration.cluster.devices import free_port
 from orchestration.step_debugger import page
 from orchestration.step_debugger.token_table import TokenTable
 from unit_tests.orchestration.ranks.step_debugger_rank import CASES, TEMPERATURE
@@ -21,33 +20,28 @@ from unit_tests.orchestration.step_debugger.captured_steps import (
     commands,
     members,
     packed,
-    run_all,
+    run_commands,
     step_of,
     trajectories,
 )
 from unit_tests.tiny_model import WORDS, write_tiny_model
 
-pytestmark = pytest.mark.ranks
-
 CLIP = 0.2
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def results(tmp_path_factory, rank_groups):
     folder = tmp_path_factory.mktemp("captured")
     torch.manual_seed(0)
     write_tiny_model(folder / "model")
     shutil.copytree(folder / "model", folder / "base")
     for ranks in (1, 2):
         (folder / f"packed_{ranks}.pkl").write_bytes(pickle.dumps(packed(ranks)))
-    ports = str(free_port()), str(free_port())
-    run_all(
-        *(["live", str(folder), str(r), str(n), port] for n, port in zip((1, 2), ports, strict=True) for r in range(n))
-    )
+        rank_groups[ranks].run("unit_tests.orchestration.ranks.step_debugger_rank", folder)
     shutil.rmtree(folder / "model")  # nothing of the run may be needed, but for the base of a LoRA
     asked = commands(folder)
     (folder / "commands.pkl").write_bytes(pickle.dumps(list(asked.values())))
-    run_all(["again", str(folder)])
+    run_commands(folder)
     found = pickle.loads((folder / "results.pkl").read_bytes())
     return folder, dict(zip(asked, found, strict=True))
 

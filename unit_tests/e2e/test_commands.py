@@ -1,4 +1,4 @@
-"""A user's own commands on the real stack: a run, an evaluation of what it made, a run that fails, Ctrl-C.
+"""A user's own commands on the real stack: two runs at once, an evaluation, a killed driver, a resumption, Ctrl-C.
 
 Each starts everything anew, so what can be seen without a command line is in test_jobs.py.
 """
@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,8 +15,9 @@ import psutil
 import pytest
 import yaml
 
-from orchestration.run.directory import checkpoints, read_metrics
+from orchestration.run.directory import checkpoints, read_marker, read_metrics
 from orchestration.run.samples import read_samples, sample_steps
+from unit_tests.waiting import PATIENCE_SECONDS, is_alive, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 4
@@ -61,8 +61,9 @@ def ending(process):
 
 @pytest.fixture(scope="module")
 def finished(tiny_model, tmp_path_factory):
-    """A finished run and what it printed: two ranks under ZeRO-2, a reference policy, several micro-batches a step."""
-    run = tmp_path_factory.mktemp("runs") / "tiny"
+    """Two runs begun at the same moment and finished, and what the first printed: two ranks under ZeRO-2, a reference policy,
+    several micro-batches a step. The other one is small."""
+    runs = [tmp_path_factory.mktemp("runs") / name for name in ("tiny", "other")]
     settings = (
         f"train.steps={STEPS}",
         "train.ranks=2",
@@ -71,24 +72,43 @@ def finished(tiny_model, tmp_path_factory):
         "objective.kl.coef=0.001",
         "checkpoint.every=2",
     )
-    with ending(started_rl(run, tiny_model, *settings)) as process:
-        printed, errors = process.communicate(timeout=600)
-    logs = "\n".join(f"== {p.name}\n{p.read_text()[-2000:]}" for p in (run / "logs").glob("*.log"))
-    assert process.returncode == 0, f"{printed}\n{errors}\n{logs}"
-    return run, printed
+    small = (
+        "train.steps=2",
+        "rollout.prompts_per_step=4",
+        "rollout.responses_per_prompt=4",
+        "eval.every=0",
+        "eval.max_prompts=2",
+    )
+    with (
+        ending(started_rl(runs[0], tiny_model, *settings)) as tiny,
+        ending(started_rl(runs[1], tiny_model, *small)) as other,
+    ):
+        printed, errors = tiny.communicate(timeout=2 * PATIENCE_SECONDS)
+        assert tiny.returncode == 0, f"{printed}\n{errors}\n{logs_of(runs[0])}"
+        said, errors = other.communicate(timeout=PATIENCE_SECONDS)
+        assert other.returncode == 0, f"{said}\n{errors}\n{logs_of(runs[1])}"
+    return *runs, printed
 
 
-@pytest.fixture(scope="module")
-def failing(finished, tiny_model, tmp_path_factory):
-    """A run whose reward fails. It goes on beside the evaluation: most of both is imports, and there are two cores."""
-    folder = tmp_path_factory.mktemp("failing")
-    (folder / "broken_reward.py").write_text("def score(trajectory):\n    raise RuntimeError('the judge is out')\n")
-    setting = "reward.parts.0.function=broken_reward:score"
-    with ending(started_rl(folder / "run", tiny_model, setting, PYTHONPATH=str(folder))) as process:
-        yield folder / "run", process
+def logs_of(run):
+    return "\n".join(f"== {path.name}\n{path.read_text()[-2000:]}" for path in (run / "logs").glob("*.log"))
+
+
+def marked_processes(run):
+    """Return the processes that inherited the run's environment: of Ray, the engine, the trainer, the scoring."""
+    found = []
+    for process in psutil.process_iter(["pid", "name", "status"]):
+        try:
+            inherited = process.environ().get(MARK)
+        except psutil.Error:  # gone meanwhile, or another user's
+            continue
+        if inherited == str(run) and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process.info)
+    return found
 
 
 def test_every_promised_metric_is_there_and_time_adds_up(finished):
+    """Alone catches a metric of the pages that no real run has, and seconds of a step that no phase has."""
     last = read_metrics(finished[0])[-1]
     for name in (
         "reward/exact_match", "reward/pass_rate", "rollout/response_tokens", "rollout/truncated_share",
@@ -102,7 +122,8 @@ def test_every_promised_metric_is_there_and_time_adds_up(finished):
 
 
 def test_the_run_directory_holds_what_it_should(finished):
-    run, printed = finished
+    """Alone catches a file of a run directory that the command does not write."""
+    run, _, printed = finished
     assert yaml.safe_load((run / "config.yaml").read_text())["train"]["ranks"] == 2
     assert json.loads((run / "environment.json").read_text())["packages"]["torch"]
     assert sample_steps(run) == list(range(1, STEPS + 1))
@@ -113,26 +134,21 @@ def test_the_run_directory_holds_what_it_should(finished):
         assert name in printed
 
 
-def marked_processes(run):
-    """Processes that inherited the run's environment: of Ray, the engine, the trainer, the scoring."""
-    found = []
-    for process in psutil.process_iter(["pid", "name", "status"]):
-        try:
-            inherited = process.environ().get(MARK)
-        except psutil.Error:  # gone meanwhile, or another user's
-            continue
-        if inherited == str(run) and process.info["status"] != psutil.STATUS_ZOMBIE:
-            found.append(process.info)
-    return found
+def test_two_runs_begun_at_the_same_moment_do_not_meet(finished):
+    """Alone catches ports, Ray sessions or shared memory that two runs on one machine have in common; and what is left of
+    them."""
+    run, other, _ = finished
+    rows = read_metrics(other)
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    for row in [*rows, *read_metrics(run)]:
+        assert row["sync/probe_gap_max"] < 1e-3, "its engine took another run's weights"
+    assert [path.name for path in checkpoints(other)] == ["step_000002"]
+    assert not marked_processes(run) and not marked_processes(other)
 
 
-def test_nothing_is_left_running(finished):
-    assert not marked_processes(finished[0])
-
-
-def test_the_checkpoint_loads_in_transformers_and_evaluates_in_vllm(finished, failing, tiny_model, tmp_path):
-    """The evaluation's greedy accuracy of the checkpoint is the one the run logged at its end."""
-    run, _ = finished
+def test_the_checkpoint_loads_in_transformers_and_evaluates_in_vllm(finished, tiny_model, tmp_path):
+    """Alone catches an evaluation whose greedy accuracy of a checkpoint is not the one the run logged at its end."""
+    run = finished[0]
     checkpoint = checkpoints(run)[-1]
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -152,7 +168,7 @@ def test_the_checkpoint_loads_in_transformers_and_evaluates_in_vllm(finished, fa
     (tmp_path / "eval.yaml").write_text(yaml.safe_dump(judged))
     out = tmp_path / "judged"
     with ending(started("main_eval.py", "--config", str(tmp_path / "eval.yaml"), "--run-dir", str(out), mark=out)) as e:
-        printed, errors = e.communicate(timeout=600)
+        printed, errors = e.communicate(timeout=PATIENCE_SECONDS)
     assert e.returncode == 0, printed + errors
     result = json.loads((out / "evaluation.json").read_text())
     logged = read_metrics(run)[-1]["eval/greedy_accuracy"]
@@ -161,34 +177,43 @@ def test_the_checkpoint_loads_in_transformers_and_evaluates_in_vllm(finished, fa
     assert len(read_samples(out, 1, heldout=True)) == 4 * result["prompts"]
 
 
-def test_a_run_that_fails_says_why_and_leaves_its_log(failing):
-    """A reward that fails on most responses stops the run with its first error, not with zeros."""
-    run, process = failing
-    printed, errors = process.communicate(timeout=600)
-    assert process.returncode == 1, printed + errors
-    assert "the judge is out" in errors
-    assert "Traceback" not in printed + errors.split("the judge is out")[0]
-    assert "Traceback" in (run / "logs" / "driver.log").read_text()
-    assert not marked_processes(run)
-
-
-def test_ctrl_c_ends_cleanly(tiny_model, tmp_path):
-    """One line, exit code 130, whole files, a report, and no process left."""
+def test_a_killed_driver_leaves_nobody_and_its_run_goes_on_until_ctrl_c(tiny_model, tmp_path):
+    """Alone catches a process, even a frozen one, that outlives its driver; a command with --resume that does not go on; and
+    Ctrl-C that leaves a process, a traceback or half a file."""
     run = tmp_path / "run"
-    with ending(started_rl(run, tiny_model, "train.steps=5000", "sync.method=disk")) as process:
+    settings = ("train.steps=10000", "train.ranks=2", "eval.every=0", "checkpoint.every=5", "checkpoint.keep=1")
+    settings += ("sync.method=disk",)
+
+    def has_checkpoint():
+        assert driver.poll() is None, driver.communicate()
+        return checkpoints(run)
+
+    with ending(started_rl(run, tiny_model, *settings)) as driver:
+        wait_for(has_checkpoint, "the first checkpoint")
+        everybody = psutil.Process(driver.pid).children(recursive=True)
+        names = " ".join(p.name() for p in everybody)
+        for one in ("raylet", "EngineCore", "TrainerActor", "RolloutActor"):
+            assert one in names
+        (core,) = [p for p in everybody if "EngineCore" in p.name()]
+        core.suspend()
+        driver.kill()
+        driver.wait()
+    wait_for(lambda: not any(is_alive(p.pid) for p in everybody), "everybody has ended")
+    wait_for(lambda: not marked_processes(run), "all that had the run's environment have ended")
+    step = read_marker(checkpoints(run)[-1])["step"]  # of two, when it was killed before the older one made room
+    lines = []
+    with ending(started_rl(run, tiny_model, *settings, flags=("--resume",))) as process:
         for line in process.stdout:
-            if line.startswith("step 3/"):
+            lines.append(line)
+            if line.startswith(f"step {step + 2}/"):
                 break
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the foreground group
-        printed, errors = process.communicate(timeout=60)
+        printed, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 130, printed + errors
+    assert f"goes on after step {step}" in "".join(lines)
     assert "interrupted" in errors
     assert "Traceback" not in printed + errors
-    assert [row["step"] for row in read_metrics(run)][:4] == [0, 1, 2, 3]
+    assert [row["step"] for row in read_metrics(run)][: step + 3] == list(range(step + 3))
     assert (run / "report.html").exists()
     assert not list((run / "sync").glob("*"))
-    for _ in range(100):
-        if not marked_processes(run):
-            break
-        time.sleep(0.2)
-    assert not marked_processes(run)
+    wait_for(lambda: not marked_processes(run), "no process is left")
