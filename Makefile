@@ -88,8 +88,9 @@ test-e2e: install-dev ## only those that do: Ray, DeepSpeed, vLLM
 	$(PYTEST) -m "e2e and not soak" --durations=15 $(ARGS)
 
 .PHONY: soak
-soak: install-dev ## long repetitions that look for rare races (docs/SOAK.md)
-	$(BIN)/python -m pytest -m soak $(ARGS)
+soak: install-dev model ## what looks for rare races and repeats tests with variants (docs/running/SOAK.md; about 25 minutes)
+	$(BIN)/python -m pytest -m soak --durations=10 $(ARGS)
+	for method in nccl direct; do $(BIN)/python -m benchmarks.sync_soak --method $$method --engines 2; done
 
 .PHONY: lint
 lint: install-dev ## style, format, and that generated pages are up to date

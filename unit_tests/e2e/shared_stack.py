@@ -39,6 +39,11 @@ SMALL = {
 }
 
 
+def variant(*values: Any) -> Any:
+    """Return a case that repeats what another one tests under circumstances that hardly matter: it is left to `make soak`."""
+    return pytest.param(*values, marks=pytest.mark.soak)
+
+
 @dataclass(frozen=True)
 class Done:
     """What a job left behind."""

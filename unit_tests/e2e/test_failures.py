@@ -28,7 +28,7 @@ from orchestration.trainer.rl_batches import prepare_updates
 from orchestration.trainer.token_objective import TokenObjective
 from records.rollout import Group
 from rollouts.vllm.sampling import Sampling
-from unit_tests.e2e.shared_stack import SharedStack
+from unit_tests.e2e.shared_stack import SharedStack, variant
 from unit_tests.waiting import is_alive, wait_for
 
 pytestmark = pytest.mark.e2e
@@ -67,6 +67,7 @@ def quick_to_judge(watch: Watch) -> Iterator[None]:
     [
         ("vLLM", signal.SIGKILL, "vLLM's process died"),
         ("actor", signal.SIGKILL, "died"),
+        variant("actor", signal.SIGSTOP, "has not answered for"),
         ("vLLM", signal.SIGSTOP, "has been in 'generate, "),
     ],
 )

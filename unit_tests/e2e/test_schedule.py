@@ -19,7 +19,7 @@ from orchestration.run.console import Console
 from orchestration.run.directory import checkpoints, read_marker, read_metrics
 from orchestration.run.resume import go_back, newest_resumable
 from orchestration.run.samples import read_samples, sample_steps
-from unit_tests.e2e.shared_stack import Done, SharedStack
+from unit_tests.e2e.shared_stack import Done, SharedStack, variant
 
 pytestmark = pytest.mark.e2e
 
@@ -50,7 +50,7 @@ def check_bounded(done: Done, staleness: int = 1) -> None:
     assert done.weights[0] != done.weights[-1]
 
 
-@pytest.mark.parametrize("in_flight", ["recompute", "keep_cache", "drain", "abort"])
+@pytest.mark.parametrize("in_flight", ["recompute", "drain", variant("keep_cache"), variant("abort")])
 def test_overlap_trains_on_tokens_of_bounded_age(stack: SharedStack, in_flight: str) -> None:
     done = stack.run({"schedule": {**OVERLAP, "in_flight": in_flight}, "train": TRAIN})
     check_bounded(done)
@@ -110,8 +110,10 @@ def test_a_version_that_did_not_arrive_is_noticed_while_training_goes_on(stack: 
             job.driver.settle()
 
 
-@pytest.mark.parametrize("while_training", [True, False], ids=["while the trainer trains", "while it waits"])
-@pytest.mark.parametrize("loss", [EnginesLost, SyncError])
+@pytest.mark.parametrize(
+    ("loss", "while_training"),
+    [(EnginesLost, True), (SyncError, False), variant(EnginesLost, False), variant(SyncError, True)],
+)
 def test_when_engines_are_lost_for_good_a_whole_step_is_kept(
     stack: SharedStack, loss: type[Exception], while_training: bool
 ) -> None:
@@ -195,8 +197,7 @@ def test_a_refusal_that_is_met_while_a_checkpoint_is_written_ends_the_run_after_
         assert job.progress.trained_steps == 2 and job.driver.queue.next_step == 3, "no third batch was taken"
 
 
-@pytest.mark.parametrize("step", [2, 4], ids=["in the middle", "at the end"])
-@pytest.mark.parametrize("schedule", [{}, OVERLAP], ids=["sync", "overlap"])
+@pytest.mark.parametrize(("schedule", "step"), [({}, 2), (OVERLAP, 4), variant({}, 4), variant(OVERLAP, 2)])
 def test_an_evaluation_in_which_engines_were_lost_for_good_is_made_up_for(
     stack: SharedStack, schedule: dict[str, Any], step: int
 ) -> None:
