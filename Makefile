@@ -88,9 +88,10 @@ test-e2e: install-dev ## only those that do: Ray, DeepSpeed, vLLM
 	$(PYTEST) -m "e2e and not soak" --durations=15 $(ARGS)
 
 .PHONY: soak
-soak: install-dev model ## what looks for rare races and repeats tests with variants (docs/running/SOAK.md; about 25 minutes)
+soak: install-dev model ## what looks for rare races and variants of tests (docs/running/SOAK.md; 30 minutes)
 	$(BIN)/python -m pytest -m soak --durations=10 $(ARGS)
-	for method in nccl direct; do $(BIN)/python -m benchmarks.sync_soak --method $$method --engines 2; done
+	for method in nccl direct; do $(BIN)/python -m benchmarks.sync_soak --method $$method --engines 2 \
+	  --run-dir runs/soak_$${method}_$$(date +%m%d_%H%M%S); done
 
 .PHONY: lint
 lint: install-dev ## style, format, and that generated pages are up to date
