@@ -115,10 +115,41 @@ def test_help_teaches_quickly(folder: Path, script: str) -> None:
     assert seconds < 1
 
 
-def test_help_loads_nothing_heavy() -> None:
-    code = "import sys, main_rl, main_eval; print([m for m in ('torch', 'transformers', 'ray', 'vllm') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+def loaded(folder: Path, script: str, *arguments: str) -> set[str]:
+    """The packages that the program has imported when it ends."""
+    code = (
+        "import atexit, runpy, sys\n"
+        "atexit.register(lambda: print('\\nloaded', *{name.partition('.')[0] for name in sys.modules}))\n"
+        "sys.path.insert(0, sys.argv[1])\n"
+        "sys.argv = sys.argv[2:]\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    command = [sys.executable, "-c", code, str(ROOT), str(ROOT / script), *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.rpartition("\nloaded ")[2].split())
+
+
+@pytest.mark.parametrize("script", ["main_rl.py", "main_sl.py", "main_eval.py"])
+def test_help_loads_nothing_heavy(folder: Path, script: str) -> None:
+    heavy = {"torch", "numpy", "transformers", "ray", "vllm", "deepspeed", "reasoning_gym", "rich"}
+    assert loaded(folder, script, "--help") & heavy == set()
+
+
+GENERATED = "data.sources=[{reasoning_gym: chain_sum, size: 200}, {reasoning_gym: products, size: 200}]"
+
+
+def test_dry_run_loads_no_more_than_it_checks_with(folder: Path) -> None:
+    """torch is there because the method is: checking its parameters runs its file."""
+    heavy = {"transformers", "ray", "vllm", "deepspeed", "sympy", "matplotlib", "datasets", "pyarrow", "peft"}
+    assert loaded(folder, "main_rl.py", "--config", "job.yaml", "--dry-run", "--set", GENERATED) & heavy == set()
+
+
+def test_dry_run_is_quick(folder: Path) -> None:
+    started = cpu_seconds()
+    done = ran(folder, "--config", "job.yaml", "--dry-run", "--set", GENERATED)
+    assert done.returncode == 0, done.stderr
+    assert cpu_seconds() - started < 7, "it takes 3; a busy machine may make that 5"
 
 
 def outcome(folder: Path, monkeypatch: Any, name: str, run: Any) -> int:

@@ -192,12 +192,13 @@ def _engine(key: str, engine: dict[str, Any]) -> Iterator[Problem]:
         yield f"{key}.gpu_memory_utilization", f"must be a share above 0 and at most 1; given {utilization!r}"
 
 
-def warnings_for(config: RLConfig | EvalConfig) -> list[str]:
-    """What the user should know about a valid configuration, one sentence each, beginning with the key."""
-    from configs.blocks.rl import RLConfig
+def eval_warnings(config: EvalConfig) -> list[str]:
+    """Return what the user should know about a valid evaluation, one sentence each, beginning with the key."""
+    return list(_reward_warnings(config.reward))
 
-    if not isinstance(config, RLConfig):
-        return list(_reward_warnings(config.reward))
+
+def warnings_for(config: RLConfig) -> list[str]:
+    """Return what the user should know about a valid configuration, one sentence each, beginning with the key."""
     return [
         *_sampling_warnings(config),
         *_training_warnings(config),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from data_feeds.chat.plain_tokenizer import plain_tokenizer
+
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> Any:
     """Return the tokenizer of a model folder or hub name. It has a chat template.
@@ -22,6 +24,15 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> Any:
         ) from error
     check_chat_template(tokenizer, path)
     return tokenizer
+
+
+def load_prompt_tokenizer(path: str, trust_remote_code: bool = False) -> Any:
+    """Return what turns prompts into token ids, as `load_tokenizer` does, without importing transformers where possible.
+
+    Raises:
+        ValueError: the path holds no tokenizer, or one without a chat template.
+    """
+    return plain_tokenizer(path) or load_tokenizer(path, trust_remote_code)
 
 
 def check_chat_template(tokenizer: Any, path: str = "") -> None:

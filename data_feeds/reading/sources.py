@@ -15,6 +15,7 @@ from typing import Any
 
 from configs.blocks.source import Source
 from data_feeds.reading.rows import Columns, DatasetRows, JsonRows, ParquetRows, Rows, cache_folder, said
+from data_feeds.reading.task_family import task_classes
 
 
 @dataclass(frozen=True)
@@ -123,22 +124,22 @@ class GeneratedRows:
 
 
 def _make_generator(name: str, params: dict[str, Any], size: int, seed: int, key: str) -> Any:
-    import reasoning_gym
-    from reasoning_gym.factory import DATASETS
-
-    if name not in DATASETS:
-        near = difflib.get_close_matches(name, DATASETS, n=3, cutoff=0.4)
-        hint = f"the nearest are: {', '.join(near)}" if near else f"there are: {', '.join(sorted(DATASETS))}"
+    tasks = task_classes(name)
+    if name not in tasks:
+        near = difflib.get_close_matches(name, tasks, n=3, cutoff=0.4)
+        hint = f"the nearest are: {', '.join(near)}" if near else f"there are: {', '.join(sorted(tasks))}"
         raise ValueError(f"{key}.reasoning_gym: reasoning_gym has no task '{name}'; {hint}")
-    takes = [p for p in inspect.signature(DATASETS[name][1]).parameters if p not in ("size", "seed")]
+    takes = [p for p in inspect.signature(tasks[name][1]).parameters if p not in ("size", "seed")]
     for param in params:
         if param in ("size", "seed"):
             way = f"{key}.size" if param == "size" else "data.split_seed"
             raise ValueError(f"{key}.params: {name}: '{param}' is not set here but by {way}")
         if param not in takes:
             raise ValueError(f"{key}.params: {name}: there is no parameter '{param}'; {nearest_name(param, takes)}")
+    from reasoning_gym.factory import create_dataset
+
     try:
-        return reasoning_gym.create_dataset(name, size=size, seed=seed, **params)
+        return create_dataset(name, size=size, seed=seed, **params)
     except Exception as error:
         raise ValueError(f"{key}.params: {name}: bad params {params}: {said(error)}") from error
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.blocks.rl import Model
+from orchestration.model.plain_config import plain_config
 from plugins.nearest import nearest
 
 HUB_TIMEOUT_SECONDS = 5
@@ -49,14 +50,9 @@ def model_facts(model: Model) -> ModelFacts:
         ValueError: there is no such model, it is incomplete, or it is no causal language model.
     """
     folder = find_model(model.path)
-    from transformers import AutoConfig
-
-    try:
-        config = AutoConfig.from_pretrained(str(folder or model.path), trust_remote_code=model.trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(
-            f"model.path: {model.path}: transformers does not understand its config.json: {_first_line(error)}"
-        ) from error
+    config: Any = plain_config(folder) if folder is not None and any(folder.glob("*.safetensors")) else None
+    if config is None:
+        config = _config_by_transformers(model, str(folder or model.path))
     architectures = config.architectures or []
     if config.is_encoder_decoder or (architectures and not any(a.endswith(GENERATIVE) for a in architectures)):
         raise ValueError(
@@ -77,6 +73,17 @@ def model_facts(model: Model) -> ModelFacts:
         vocabulary=text.vocab_size,
         max_positions=getattr(text, "max_position_embeddings", None),
     )
+
+
+def _config_by_transformers(model: Model, path: str) -> Any:
+    from transformers import AutoConfig  # late: seconds
+
+    try:
+        return AutoConfig.from_pretrained(path, trust_remote_code=model.trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"model.path: {model.path}: transformers does not understand its config.json: {_first_line(error)}"
+        ) from error
 
 
 def find_model(path: str) -> Path | None:

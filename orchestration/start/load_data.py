@@ -20,10 +20,10 @@ def load_prompt_sets(config: RLConfig | EvalConfig) -> PromptSets:
     Raises:
         ValueError: the model has no chat template, or a source is wrong.
     """
-    from data_feeds.chat.template import load_tokenizer
+    from data_feeds.chat.template import load_prompt_tokenizer
     from data_feeds.prompts.prompts import load_prompts
 
-    tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+    tokenizer = load_prompt_tokenizer(config.model.path, config.model.trust_remote_code)
     return load_prompts(config.data, tokenizer)
 
 

@@ -16,7 +16,7 @@ from configs.blocks.lora import Lora
 from configs.blocks.objective import Filter
 from configs.blocks.rl import EvalConfig, Model, RLConfig
 from configs.reading.load import run_directory
-from configs.rules.rl import warnings_for
+from configs.rules.rl import eval_warnings, warnings_for
 from orchestration.cluster.cpu_cores import core_plan, core_warnings
 from orchestration.cluster.devices import DeviceSpec, resolve, shares_gpus
 from orchestration.cluster.job_shape import EngineJob, TrainerJob
@@ -84,7 +84,7 @@ def preflight_eval(
         check_model(engine_job, model, device, problems)
     if device is None or model is None or problems.texts:
         return None
-    return Checked(device, model, warnings_for(config))
+    return Checked(device, model, eval_warnings(config))
 
 
 def check_run_directory(run: Path, is_resumed: bool, problems: Problems) -> None:
