@@ -68,12 +68,17 @@ class RolloutActor(RolloutWorker):
         self._loaded = LoadStamp()
         self._moved = (0, 0, 0, 0.0)  # tokens, responses, groups, and when weights last came; when last looked at
         self._moves = 0
+        self._is_started = False
         super().__init__(VLLMEngine(**engine), tokenizer, reward, environment)
         self.engine.environment |= self._loaded.environment
         self._still_since = self._unpaused_seconds()
         self._duty = ""
 
-    start = duty("start")(RolloutWorker.start)
+    @duty("start")
+    async def start(self) -> None:
+        await super().start()
+        self._is_started = True
+
     collect = duty()(RolloutWorker.collect)
     probe = duty("probe")(RolloutWorker.probe)
 
@@ -104,8 +109,7 @@ class RolloutActor(RolloutWorker):
         time-outs of its own."""
         if (how := self.engine.death()) is not None:
             raise Died(how)
-        started = self._duty not in ("constructing", "start")
-        tokens = self.engine.tokens_generated() if started else 0
+        tokens = self.engine.tokens_generated() if self._is_started else 0
         moved = (tokens, self._responses.running, self._groups.running, self._loaded.seconds)
         is_still = moved == self._moved and (self._duty or self._responses.running)
         if not is_still:

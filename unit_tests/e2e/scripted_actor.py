@@ -122,7 +122,7 @@ class ScriptedActor(RolloutActor):
                 file.write("not constructed\n")
             raise OSError(28, "No space left on device")
         self._pulse, self._duty, self._loaded = Activity(), "", LoadStamp()
-        self._moved, self._moves = (0, 0, 0, 0.0), 0
+        self._moved, self._moves, self._is_started = (0, 0, 0, 0.0), 0, False
         self._still_since = time.monotonic()
         self.late: dict[str, float] = {}
         worker.load_tokenizer = lambda *_: WordTokenizer()  # type: ignore[assignment]
