@@ -1,1 +1,1 @@
-"""Rewards: one file each, a plain function named as its file. Nothing here imports torch: scoring processes start fast."""
+"""Rewards: each file holds one plain function with the file's name. None imports torch on loading, for a fast start."""

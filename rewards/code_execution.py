@@ -1,4 +1,4 @@
-"""Paid for a program that passes its row's tests, run in a sandbox."""
+"""Reward programs that pass their row's tests, run in a sandbox."""
 
 from __future__ import annotations
 
@@ -42,27 +42,29 @@ def code_execution(
     processes: Annotated[int, Field(ge=1)] = 8,
     scratch_mb: Annotated[int, Field(ge=1)] = 64,
 ) -> float:
-    """The share of the row's tests that the response's program passes; with `pay: all`, 1 when it passes all, else 0.
+    """Return the share of the row's tests that the response's program passes; with `pay: all`, 1 if it passes all, else
+    0.
 
-    The program is the last fenced Python block (`take: block`; 0 without one) or the whole response. Tests are in
-    `tests_column` as rewards/sandbox/code_tests.py reads them; `setup_column` names Python text that is executed before the
-    program. Tests on standard input run the program anew for each, and it must exit with 0; tests in Python share one run.
+    The program is the last fenced Python block (`take: block`; the reward is 0 without one) or the whole response. The
+    column `tests_column` holds the tests, in a form that rewards/sandbox/code_tests.py reads; `setup_column` names
+    Python text that is executed before the program. For tests on standard input the program runs once per test and must
+    exit with 0; tests in Python share one run.
 
-    `seconds` is for all tests together: those not reached count as failed. Keep reward.timeout_seconds a few seconds
-    above it. The other limits are per process (`scratch_mb` also in sum). `isolation: namespaces` needs user namespaces
-    and refuses to start without; `limits_only` keeps programs from nothing but using too much.
+    `seconds` is for all tests together; tests that are not reached count as failed. Keep reward.timeout_seconds a few
+    seconds above it. The other limits are per process (`scratch_mb` also in sum). `isolation: namespaces` needs user
+    namespaces, and the run does not start without them; `limits_only` prevents excessive use and nothing else.
 
     Expected outputs, and values in `assert expression == literal`, never enter the sandbox. Other asserts and
-    statements are judged in the program's own interpreter, where one that looks for it could report success itself.
+    statements are judged in the program's own interpreter, where a program that tries to could report success itself.
 
     Raises:
         ValueError: the row has no tests, or they cannot be read.
-        RuntimeError: the sandbox does not stand.
+        RuntimeError: the sandbox cannot be set up.
     """
     prompt = trajectory.prompt
     where = f"prompt {prompt.prompt_id}, column {tests_column}"
     if prompt.columns.get(tests_column) is None:
-        raise ValueError(f"{where}: there is none; params.tests_column names the column that holds the tests")
+        raise ValueError(f"{where}: the row has no tests; set params.tests_column to the column that holds them")
     cases = read_cases(prompt.columns[tests_column], where)
     setup = "" if setup_column is None else str(prompt.columns.get(setup_column) or "")
     program = find_program(trajectory.response) if take == "block" else trajectory.response
@@ -79,8 +81,8 @@ def code_execution(
 
 
 def find_program(response: str) -> str | None:
-    """The last fenced block that is Python or does not say; None without one. A fence that is not closed is none."""
-    blocks = [found[2] for found in BLOCK.finditer(response) if found[1].lower() in PYTHON]
+    """Return the last closed fenced block that is Python or names no language; None without one."""
+    blocks = [block[2] for block in BLOCK.finditer(response) if block[1].lower() in PYTHON]
     return blocks[-1] if blocks else None
 
 
@@ -114,10 +116,14 @@ def _in_one_run(program: str, setup: str, cases: list[Case], limits: Limits, iso
     values: dict[int, str] = {}
     for line in ran.result.decode(errors="replace").splitlines():
         try:
-            said, index, value = json.loads(line)
-        except (ValueError, TypeError, RecursionError):  # the program wrote there, or was stopped in the middle
+            line_word, index, value = json.loads(line)
+        except (
+            ValueError,
+            TypeError,
+            RecursionError,
+        ):  # the program wrote this line, or was stopped in the middle of it
             continue
-        if said == word and isinstance(index, int) and isinstance(value, str):
+        if line_word == word and isinstance(index, int) and isinstance(value, str):
             values.setdefault(index, value)
     for index, case in enumerate(cases):
         yield index in values and case.passes(values[index])

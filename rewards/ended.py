@@ -1,4 +1,4 @@
-"""Paid for ending by itself, within the length limit."""
+"""Reward responses that end by themselves, within the length limit."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from records.rollout import Trajectory
 
 
 def ended(trajectory: Trajectory) -> float:
-    """1 when the response ended by itself (end token or stop string), 0 when it was cut."""
+    """Return 1 when the response ended by itself (end token or stop string), 0 when it was cut."""
     return float(trajectory.finish_reason == "stop")

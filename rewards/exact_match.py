@@ -1,4 +1,4 @@
-"""Paid for giving exactly the expected answer and nothing else."""
+"""Reward responses that are exactly the expected answer and nothing else."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from records.rollout import Trajectory
 
 
 def exact_match(trajectory: Trajectory, ignore_case: bool = False) -> float:
-    """1 when the response equals the answer after outer white space is removed, else 0.
+    """Return 1 when the response equals the answer after outer white space is removed, else 0.
 
-    Raises ValueError when the prompt has no answer.
+    Raises:
+        ValueError: the prompt has no answer.
     """
     answer = trajectory.prompt.answer
     if answer is None:
-        raise ValueError(f"prompt {trajectory.prompt.prompt_id} has no answer to compare with")
-    given, wanted = trajectory.response.strip(), str(answer).strip()
+        raise ValueError(
+            f"prompt {trajectory.prompt.prompt_id} has no answer to compare with; set data.sources[].answer_column"
+        )
+    given, expected = trajectory.response.strip(), str(answer).strip()
     if ignore_case:
-        given, wanted = given.casefold(), wanted.casefold()
-    return float(given == wanted)
+        given, expected = given.casefold(), expected.casefold()
+    return float(given == expected)

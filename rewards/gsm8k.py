@@ -1,4 +1,4 @@
-"""Paid as GSM8K is judged: by the number after the last `####`, compared as numbers (arXiv 2110.14168)."""
+"""Reward responses as GSM8K does: by the number after the last `####`, compared as numbers (arXiv 2110.14168)."""
 
 from __future__ import annotations
 
@@ -11,20 +11,24 @@ MARK = "####"
 
 
 def gsm8k(trajectory: Trajectory, mark_required: bool = False) -> float:
-    """1 when the response's number equals the answer's, else 0.
+    """Return 1 when the response's number equals the answer's, else 0.
 
-    Its number is the first one on the line behind the last `####` that has one, else its last number; with
-    `mark_required` the latter is not paid. The answer is read the same way, so GSM8K's own column (`... #### 18`) will
-    do. Numbers are written the English way: `1,800.5` is one, `1.800,50` is two.
+    A response's number is the first one on the line behind the last `####` that a number follows. Without such a mark
+    it is the last number, or none with `mark_required`. The answer is read the same way, so GSM8K's own column (`...
+    #### 18`) can be used. Numbers are written the English way: `1,800.5` is one number, `1.800,50` is two.
 
-    Raises ValueError when the answer holds no number.
+    Raises:
+        ValueError: the answer holds no number.
     """
     answer = trajectory.prompt.answer
-    wanted = None if answer is None else _number(str(answer))
-    if wanted is None:
-        raise ValueError(f"the answer of prompt {trajectory.prompt.prompt_id} holds no number: {str(answer)[:80]!r}")
+    expected = None if answer is None else _number(str(answer))
+    if expected is None:
+        raise ValueError(
+            f"the answer of prompt {trajectory.prompt.prompt_id} holds no number: {str(answer)[:80]!r}; correct the "
+            "row, or use another reward"
+        )
     given = _marked(trajectory.response) if mark_required else _number(trajectory.response)
-    return float(given == wanted)
+    return float(given == expected)
 
 
 def _number(text: str) -> Fraction | None:
@@ -33,7 +37,7 @@ def _number(text: str) -> Fraction | None:
 
 
 def _marked(text: str) -> Fraction | None:
-    """The first number on the line behind the last `####` that has one; None without any."""
+    """Return the first number on the line behind the last `####` that a number follows; None without one."""
     for behind in reversed(text.split(MARK)[1:]):
         number = find_first_number(behind.partition("\n")[0])
         if number is not None:

@@ -1,4 +1,4 @@
-"""Paid when the last number in the response is the answer, compared as numbers."""
+"""Reward responses whose last number is the answer, compared as numbers."""
 
 from __future__ import annotations
 
@@ -18,38 +18,42 @@ FRACTION = re.compile(_NUMBER + r"(?:\s?/\s?(?P<over>[0-9]{1,18}))?")
 
 
 def last_number(trajectory: Trajectory, tolerance: float = 0.0) -> float:
-    """1 when the last number in the response equals the answer's, else 0; `18`, `18.`, `18.0`, `$18` are equal.
+    """Return 1 when the response's last number equals the answer's, else 0; `18`, `18.`, `18.0`, `$18` are equal.
 
-    The answer may itself be a text that ends in its number (`... #### 18`). `3/4` is read as one number only when the
+    The answer may itself be a text that ends with its number (`... #### 18`). `3/4` is read as one number only when the
     answer is written as a fraction, so that `8/2` is not paid for 4. `tolerance` is the largest absolute difference.
 
-    Raises ValueError when the answer holds no number.
+    Raises:
+        ValueError: the answer holds no number.
     """
     answer = str(trajectory.prompt.answer)
     fractions = "/" in answer
-    wanted = find_last_number(answer, fractions)
-    if wanted is None or trajectory.prompt.answer is None:
-        raise ValueError(f"the answer of prompt {trajectory.prompt.prompt_id} holds no number: {answer[:80]!r}")
+    expected = find_last_number(answer, fractions)
+    if expected is None or trajectory.prompt.answer is None:
+        raise ValueError(
+            f"the answer of prompt {trajectory.prompt.prompt_id} holds no number: {answer[:80]!r}; correct the row, or "
+            "use another reward"
+        )
     given = find_last_number(trajectory.response, fractions)
-    return float(given is not None and abs(given - wanted) <= tolerance)
+    return float(given is not None and abs(given - expected) <= tolerance)
 
 
 def find_last_number(text: str, fractions: bool = False) -> Fraction | None:
-    """The last number in a text, exactly; None when it holds none. With `fractions`, `3/4` is one number."""
+    """Return the last number in a text, exactly; None when there is none. With `fractions`, `3/4` is one number."""
     matches = list((FRACTION if fractions else NUMBER).finditer(text))
     return _value(matches[-1]) if matches else None
 
 
 def find_first_number(text: str) -> Fraction | None:
-    """The first number in a text, exactly; None when it holds none."""
-    found = NUMBER.search(text)
-    return _value(found) if found else None
+    """Return the first number in a text, exactly; None when there is none."""
+    match = NUMBER.search(text)
+    return _value(match) if match else None
 
 
-def _value(found: re.Match[str]) -> Fraction:
-    # Through Decimal: int() refuses texts of more than 4,300 digits, which a model can well write.
-    value = Fraction(Decimal(found["digits"].replace(",", "")))
-    over = found.groupdict().get("over")
+def _value(match: re.Match[str]) -> Fraction:
+    # Decimal is used because int() refuses texts of more than 4,300 digits, which a model may well write.
+    value = Fraction(Decimal(match["digits"].replace(",", "")))
+    over = match.groupdict().get("over")
     if over and int(over):
         value /= int(over)
-    return -value if len(found["sign"].strip("$\u20ac\u00a3")) == 1 else value
+    return -value if len(match["sign"].strip("$\u20ac\u00a3")) == 1 else value

@@ -1,4 +1,4 @@
-"""Paid for a response of the right length."""
+"""Reward responses of the right length."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def length(
     high: Annotated[int, Field(ge=0)],
     target: int | None = None,
 ) -> float:
-    """1 from `low` to `high` generated tokens, both included, 0 outside.
+    """Return 1 from `low` to `high` generated tokens, both included, and 0 outside.
 
-    With `target`, 1 at the target only, and down on straight lines to 0 at `low` and at `high`.
+    With `target`, the reward is 1 at the target and falls on straight lines to 0 at `low` and at `high`.
     """
     tokens = trajectory.action_tokens
     if not low <= tokens <= high:

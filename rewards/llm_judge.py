@@ -1,4 +1,4 @@
-"""Paid what a language model thinks of the response, asked over any OpenAI-compatible endpoint."""
+"""Reward responses by the score of a language model behind any OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
@@ -76,20 +76,20 @@ async def llm_judge(
     request_seconds: Annotated[float, Field(gt=0)] = 60.0,
     cache: str | None = None,
 ) -> Counted:
-    """The judge's score, from 0 at `low` to 1 at `high`.
+    """Return the judge's score, scaled to 0 at `low` and 1 at `high`.
 
-    The judge is asked `template` with {question} (the user message, or the whole talk when there are several, without the system),
-    {answer} and {response} in their places, once; text put in is not searched for places again. The score is what the
-    one group of `score_pattern` finds last in its answer. `request` holds further fields of the request.
+    The judge gets `template`, in which {question}, {answer} and {response} are replaced once. The question is the
+    user's message or, when there are several messages, the whole chat without the system's. The score is the last text
+    in the judge's answer that the one group of `score_pattern` matches. `request` holds further fields of the request.
 
-    A request to a busy or broken endpoint is retried (`attempts`, rewards/judge/client.py). `cache` names a file that keeps
-    answers by everything that was asked, for all processes and later runs. How many are asked at once is
-    reward.concurrency, per scoring process; reward.timeout_seconds covers all attempts and waits.
+    A request to a busy or broken endpoint is retried (`attempts`, see rewards/judge/client.py). `cache` names a file
+    that keeps answers by the whole request, for all processes and later runs. A scoring process has up to
+    reward.concurrency requests under way; reward.timeout_seconds covers all attempts and waits.
 
-    Counters, logged and not paid: calls, retries, cache_hits, tokens_in, tokens_out.
+    The counters calls, retries, cache_hits, tokens_in and tokens_out are logged and not paid.
 
     Raises:
-        RuntimeError: no answer, or one without a score between low and high. Such answers are not cached.
+        RuntimeError: there was no answer, or one without a score between low and high. Such answers are not cached.
     """
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": _filled(template, trajectory)})
@@ -102,7 +102,7 @@ async def llm_judge(
         try:
             return _scored(Answer(text, 0, 0, 0), score_pattern, low, high)
         except JudgeError:
-            pass  # kept under another score_pattern or range: this one asks again
+            pass  # the answer was cached under another score_pattern or range, so the judge is asked again
     api_key = None if api_key_env is None else os.environ[api_key_env]
     answer = await ask(base_url, body, api_key, attempts, request_seconds)
     scored = _scored(answer, score_pattern, low, high)
@@ -112,13 +112,15 @@ async def llm_judge(
 
 
 def _scored(answer: Answer, score_pattern: str, low: float, high: float) -> Counted:
-    found = re.findall(score_pattern, answer.text)
-    if not found:
+    scores = re.findall(score_pattern, answer.text)
+    if not scores:
         raise JudgeError(f"no score in the judge's answer: {answer.text[-300:]!r}; correct template or score_pattern")
     try:
-        score = float(found[-1])
+        score = float(scores[-1])
     except ValueError as error:
-        raise JudgeError(f"the score found in the judge's answer is no number: {found[-1]!r}") from error
+        raise JudgeError(
+            f"the score found in the judge's answer is no number: {scores[-1]!r}; correct score_pattern"
+        ) from error
     if not low <= score <= high:
         raise JudgeError(f"the judge's score {score:g} is not between {low:g} and {high:g}: {answer.text[-300:]!r}")
     counters = {
@@ -142,14 +144,14 @@ def _filled(template: str, trajectory: Trajectory) -> str:
 
 
 def _question(messages: Sequence[dict[str, Any]]) -> str:
-    said = [(message["role"], _text(message["content"])) for message in messages if message["role"] != "system"]
-    if len(said) == 1:
-        return said[0][1]
-    return "\n\n".join(f"{role}: {text}" for role, text in said)
+    turns = [(message["role"], _text(message["content"])) for message in messages if message["role"] != "system"]
+    if len(turns) == 1:
+        return turns[0][1]
+    return "\n\n".join(f"{role}: {text}" for role, text in turns)
 
 
 def _text(content: Any) -> str:
-    """The text of a message, which may be a list of texts and images."""
+    """Return the text of a message, whose content may be a list of texts and images."""
     if isinstance(content, str):
         return content
     return "\n".join(part.get("text", f"[{part['type']}]") for part in content)

@@ -1,4 +1,4 @@
-"""Paid for the right number at the precision its row asks for, as in MathVista (arXiv 2310.02255)."""
+"""Reward the right number at the precision that its row states, as in MathVista (arXiv 2310.02255)."""
 
 from __future__ import annotations
 
@@ -22,58 +22,58 @@ def numeric_precision(
     precision_column: str = "precision",
     relative_tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.0,
 ) -> float:
-    """1 when the response's answer equals the expected one at the row's precision, else 0.
+    """Return 1 when the response's answer equals the expected one at the row's precision, else 0.
 
-    `integer`: the last number, exactly. `float`: the last number, within half a unit of the last of `precision`
-    decimals (1.445 is 1.45 and 1.44 at 2). `list`: the numbers in the last `[...]`, each as a float, in order. `text`:
-    the last line, without case, outer white space and full stop. `relative_tolerance` also pays for numbers that far
-    from the expected one, as a share of it.
+    What is compared depends on the row's type. `integer`: the last number, exactly. `float`: the last number, within
+    half a unit of the last of `precision` decimals (at 2, 1.445 equals both 1.45 and 1.44). `list`: the numbers in the
+    last `[...]`, each as a float, in order. `text`: the last line, without case, outer white space and full stop. With
+    `relative_tolerance`, a number may also differ by this share of the expected one.
 
-    A row without a type is read off its answer. Without a precision (or a list's) it is the number of decimals that
-    the answer is written with.
+    The type of a row without one is inferred from its answer. A missing precision is the number of decimals with which
+    the answer (in a list, each number) is written.
 
-    Raises ValueError when the answer does not fit the row's type, or type or precision are unknown.
+    Raises:
+        ValueError: the row has no answer, the answer does not fit the type, or type or precision are unknown.
     """
     prompt = trajectory.prompt
     where = f"prompt {prompt.prompt_id}"
     if prompt.answer is None:
-        raise ValueError(f"{where} has no answer to compare with")
+        raise ValueError(f"{where} has no answer to compare with; set data.sources[].answer_column")
     answer = str(prompt.answer).strip()
     kind = prompt.columns.get(type_column) or _kind_of(answer)
     if kind not in KINDS:
-        raise ValueError(f"{where}: column {type_column} is {kind!r}; it is one of {', '.join(KINDS)}")
+        raise ValueError(f"{where}: column {type_column} is {kind!r}; it must be one of {', '.join(KINDS)}")
     if kind == "text":
         lines = trajectory.response.strip().splitlines() or [""]
         return float(lines[-1].strip(" .*").casefold() == answer.strip(" .").casefold())
-    wanted = _numbers(answer, kind)
-    if not wanted:
+    expected = _numbers(answer, kind)
+    if not expected:
         raise ValueError(f"{where}: the answer {answer[:80]!r} is no {kind}; correct it, or column {type_column}")
     precision = _precision(prompt.columns.get(precision_column), where, precision_column)
     given = _numbers(trajectory.response, kind)
-    if len(given) != len(wanted):
+    if len(given) != len(expected):
         return 0.0
     return float(
         all(
-            abs(g - w) <= max(_slack(kind, precision, written), Fraction(relative_tolerance) * abs(w))
-            for (g, _), (w, written) in zip(given, wanted, strict=True)
+            abs(g - e) <= max(_tolerance(kind, precision, decimals), Fraction(relative_tolerance) * abs(e))
+            for (g, _), (e, decimals) in zip(given, expected, strict=True)
         )
     )
 
 
-def _slack(kind: str, precision: int | None, decimals_written: int) -> Fraction:
-    """Half a unit in the last place; 0 for integers."""
+def _tolerance(kind: str, precision: int | None, decimals_written: int) -> Fraction:
+    """Return half a unit in the last place; 0 for integers."""
     if kind == "integer":
         return Fraction(0)
     return Fraction(1, 2 * 10 ** (decimals_written if precision is None else precision))
 
 
 def _numbers(text: str, kind: str) -> list[tuple[Fraction, int]]:
-    """The answer's numbers and the decimals each is written with; nothing when it has none."""
+    """Return the numbers of an answer, each with the number of decimals it is written with; [] when it has none."""
     if kind == "list":
         lists = LIST.findall(text)
-        items = lists[-1].split(",") if lists else []
-        found = [_numbers(item, "float") for item in items]
-        return [one[0] for one in found] if found and all(found) else []
+        items = [_numbers(item, "float") for item in (lists[-1].split(",") if lists else [])]
+        return [numbers[0] for numbers in items] if items and all(items) else []
     number = find_last_number(text)
     if number is None:
         return []
@@ -83,7 +83,7 @@ def _numbers(text: str, kind: str) -> list[tuple[Fraction, int]]:
 
 
 def _precision(value: Any, where: str, column: str) -> int | None:
-    """Decimals; None when the row does not say. MathVista writes 1.0 for one."""
+    """Return the number of decimals, which MathVista writes as a float such as 1.0; None when the row has none."""
     if value is None or value == "" or value != value:
         return None
     try:
@@ -91,7 +91,7 @@ def _precision(value: Any, where: str, column: str) -> int | None:
     except (TypeError, ValueError):
         number = -1.0
     if number != int(number) or not 0 <= number <= 30:
-        raise ValueError(f"{where}: column {column} is {value!r}; it is a number of decimals from 0 to 30")
+        raise ValueError(f"{where}: column {column} is {value!r}; it must be a number of decimals from 0 to 30")
     return int(number)
 
 

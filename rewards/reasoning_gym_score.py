@@ -1,4 +1,4 @@
-"""Paid what the reasoning_gym task's own scorer pays."""
+"""Reward responses by the own scorer of their reasoning_gym task."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ from rewards.last_number import NUMBER
 def reasoning_gym_score(
     trajectory: Trajectory, take: Literal["response", "last_line", "last_number"] = "response"
 ) -> float:
-    """The task's `score_answer`, between 0 and 1.
+    """Return the task's `score_answer`, between 0 and 1.
 
-    Scorers want the bare answer. `take` says which part of the response is handed to them: all of it, its last
-    non-empty line, or its last number.
+    Scorers expect the bare answer. `take` says which part of the response they get: all of it, its last non-empty line,
+    or its last number.
 
-    Raises ValueError when the prompt does not come from reasoning_gym or `take` is unknown.
+    Raises:
+        ValueError: the prompt does not come from reasoning_gym.
     """
     columns = trajectory.prompt.columns
     if "reasoning_gym" not in columns:
         raise ValueError(f"prompt {trajectory.prompt.prompt_id} does not come from reasoning_gym; use another reward")
-    # Rows from files hold both as text, Python literals: JSON would lose tuples, which some scorers compare with.
+    # Rows from files hold both as Python literals, because JSON would lose tuples, which some scorers compare with.
     params, entry = (ast.literal_eval(x) if isinstance(x, str) else x for x in (columns["params"], columns["entry"]))
     score = _scorer(columns["reasoning_gym"], json.dumps(params, sort_keys=True))
-    return float(score(_taken(trajectory.response, take), entry))
+    return float(score(_answer(trajectory.response, take), entry))
 
 
-def _taken(response: str, take: str) -> str | None:
-    """The part of the response that is the answer; None when there is none (scorers know that)."""
+def _answer(response: str, take: str) -> str | None:
+    """Return the part of the response that is the answer; None, which scorers accept, when there is none."""
     if take == "response":
         return response.strip() or None
     if take == "last_line":
@@ -48,5 +49,5 @@ def _taken(response: str, take: str) -> str | None:
 
 @functools.lru_cache(maxsize=64)
 def _scorer(task: str, params: str) -> Callable[[str | None, dict[str, Any]], float]:
-    """The scorer of a task with its generator's parameters (some scorers read them)."""
+    """Return the scorer of a task. It gets the generator's parameters, which some scorers read."""
     return reasoning_gym.create_dataset(task, size=1, seed=0, **json.loads(params)).score_answer

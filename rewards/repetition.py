@@ -1,4 +1,4 @@
-"""A penalty on saying the same thing again."""
+"""Penalise responses that repeat themselves."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from records.rollout import Trajectory
 def repetition(
     trajectory: Trajectory, n: Annotated[int, Field(ge=1)] = 4, penalty: Annotated[float, Field(ge=0)] = 1.0
 ) -> float:
-    """-penalty times the share of repeated n-grams: 1 - distinct / all, over runs of `n` generated tokens.
+    """Return -penalty * (1 - distinct / all), where the n-grams are runs of `n` generated tokens within one turn.
 
-    0 for a response of fewer than n tokens. An n-gram lies within one turn.
+    A response of fewer than n tokens gets 0.
     """
     ngrams: list[tuple[int, ...]] = []
     for turn in np.unique(trajectory.turn):

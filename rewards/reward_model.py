@@ -1,4 +1,7 @@
-"""Paid what a trained reward model scores the response: `python main_sl.py --config configs/reward_model.yaml` makes one."""
+"""Reward responses by the score of a trained reward model.
+
+`python main_sl.py --config configs/reward_model.yaml` trains one.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,23 @@ from records.rollout import Trajectory
 
 
 def reward_model(trajectory: Trajectory, path: str, mean: float = 0.0, scale: float = 1.0) -> float:
-    """scale * (score - mean), the score a sequence classification model of one label gives the whole exchange.
+    """Return scale * (score - mean), with the score that a one-label sequence classification model gives the exchange.
 
-    The model reads the policy's own tokens, prompt and response as they were sampled, so it must have the policy's
-    tokenizer, as a model trained from the same base has. It runs on the CPU of the scoring process, in float32. Scores
-    have no zero of their own: differences within a group count, `mean` and `scale` are for mixing with other parts.
+    The model reads the policy's own tokens, prompt and response as they were sampled. It must therefore have the
+    policy's tokenizer, as a model trained from the same base has. It runs on the CPU of the scoring process, in
+    float32. Scores have no zero of their own, only their differences matter; `mean` and `scale` are for mixing with
+    other parts.
 
-    Raises ValueError when there is no such model in the folder, or it knows fewer tokens than the policy used.
+    Raises:
+        ValueError: there is no such model in the folder, or it knows fewer tokens than the policy used.
     """
     model = _loaded(path)
     ids = np.concatenate([trajectory.prompt_ids, trajectory.token_ids]).astype(np.int64)
     vocabulary = model.get_input_embeddings().num_embeddings
     if ids.max() >= vocabulary:
         raise ValueError(
-            f"reward_model: '{path}' has {vocabulary} tokens, the policy wrote token {ids.max()}: another tokenizer"
+            f"reward_model: '{path}' has {vocabulary} tokens, but the policy wrote token {ids.max()}; use a reward "
+            "model with the policy's tokenizer"
         )
     import torch
 
@@ -34,18 +40,20 @@ def reward_model(trajectory: Trajectory, path: str, mean: float = 0.0, scale: fl
 
 @functools.lru_cache(maxsize=4)
 def _loaded(path: str) -> Any:
-    """Once per scoring process. transformers is imported here: other rewards start without it."""
+    """Load the model once per scoring process. transformers is imported here, so that other rewards start fast."""
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
     try:
         config = AutoConfig.from_pretrained(path)
     except (OSError, ValueError) as error:
-        raise ValueError(f"reward_model: '{path}' holds no model: {str(error).splitlines()[0]}") from error
-    named = config.architectures or []
-    if config.num_labels != 1 or not any(name.endswith("ForSequenceClassification") for name in named):
         raise ValueError(
-            f"reward_model: '{path}' is a {', '.join(named) or 'model'} of {config.num_labels} labels, not a sequence "
-            "classification model of one; train one with main_sl.py and algorithm.name: reward_model"
+            f"reward_model: '{path}' holds no model: {str(error).splitlines()[0]}; correct params.path"
+        ) from error
+    architectures = config.architectures or []
+    if config.num_labels != 1 or not any(name.endswith("ForSequenceClassification") for name in architectures):
+        raise ValueError(
+            f"reward_model: '{path}' is a {', '.join(architectures) or 'model'} of {config.num_labels} labels, not a "
+            "sequence classification model of one; train one with main_sl.py and algorithm.name: reward_model"
         )
     import torch
 

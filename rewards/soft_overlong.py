@@ -1,4 +1,4 @@
-"""A penalty that grows over the last tokens before the limit (DAPO, arXiv 2503.14476, equation 13)."""
+"""Penalise responses that come close to the length limit (DAPO, arXiv 2503.14476, equation 13)."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def soft_overlong(
     buffer_tokens: Annotated[int, Field(ge=1)],
     penalty: Annotated[float, Field(ge=0)] = 1.0,
 ) -> float:
-    """0 up to max_tokens - buffer_tokens generated tokens, then down on a straight line to -penalty at max_tokens.
+    """Return min(0, -penalty * (len - (max_tokens - buffer_tokens)) / buffer_tokens), but at least -penalty.
 
-    min(-(len - (L_max - L_buf)) / L_buf * penalty, 0), and never below -penalty.
+    This is 0 up to max_tokens - buffer_tokens generated tokens, and falls from there to -penalty at max_tokens.
     """
     over = trajectory.action_tokens - (max_tokens - buffer_tokens)
     return 0.0 - penalty * min(max(over / buffer_tokens, 0.0), 1.0)

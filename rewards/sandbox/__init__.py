@@ -1,1 +1,1 @@
-"""Runs code that a model wrote where it can do no harm."""
+"""This room runs code that a model wrote where it can do no harm."""

@@ -1,4 +1,4 @@
-"""The tests of a program, as a data row holds them, and whether an answer passes one."""
+"""Read the tests of a program from a data row, and decide whether a program's output passes one."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from typing import Any
 
 @dataclass(frozen=True)
 class StdinCase:
-    """The whole program is run on an input; what it prints is compared."""
+    """A test that runs the whole program on an input and compares what it prints."""
 
     given: str
-    wanted: str
+    expected: str
 
     def passes(self, output: str) -> bool:
-        """Line by line, without white space at the lines' ends and empty lines at the end."""
-        return _lines(output) == _lines(self.wanted)
+        """Compare line by line, without white space at the ends of lines and empty lines at the end."""
+        return _lines(output) == _lines(self.expected)
 
 
 @dataclass(frozen=True)
 class ValueCase:
-    """An expression is evaluated where the program was executed; its value is compared outside the sandbox."""
+    """A test whose expression is evaluated where the program ran, and whose value is compared outside the sandbox."""
 
     expression: str
-    wanted: Any
-    same: bool = False  # `is`, for None, True and False
+    expected: Any
+    same: bool = False  # compare by `is`, for None, True and False
 
     def passes(self, value: str) -> bool:
-        """`value` is the value as Python writes it; what is no literal (an object) equals nothing."""
+        """Compare the value, given as Python writes it. A value that is no literal (an object) equals nothing."""
         try:
-            found = ast.literal_eval(value)
-            return bool(found is self.wanted if self.same else found == self.wanted)
+            actual = ast.literal_eval(value)
+            return bool(actual is self.expected if self.same else actual == self.expected)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             return False
 
 
 @dataclass(frozen=True)
 class CodeCase:
-    """Statements that pass when they raise nothing, in the program's own interpreter."""
+    """A test of statements that pass when they raise nothing, in the program's own interpreter."""
 
     code: str
 
@@ -51,20 +51,25 @@ Case = StdinCase | ValueCase | CodeCase
 
 
 def read_cases(tests: Any, where: str) -> list[Case]:
-    """The cases in a row's column, or in the JSON text it holds:
+    """Return the cases in a row's column, or in the JSON text that it holds. `where` names the column in messages.
 
-    - `[{"input": "1 2", "output": "3"}, ...]` or `{"inputs": [...], "outputs": [...]}`: standard input and output;
-    - the latter with `"fn_name": "add"`: each input a list of arguments, each output the value (or a list of just it);
-    - Python text, or a list of it: asserts, one case each; with other statements between them, one case for the text.
+    - `[{"input": "1 2", "output": "3"}, ...]` or `{"inputs": [...], "outputs": [...]}` means standard input and output.
+    - The latter with `"fn_name": "add"` means a call: each input is a list of arguments, each output the value (or a
+    list
+      of just the value).
+    - Python text, or a list of such texts, means asserts, one case each; a text with other statements is one case.
 
-    Raises ValueError, beginning with `where`, when it is none of these, or holds no test.
+    Raises:
+        ValueError: the column holds none of these, or no test.
     """
     if isinstance(tests, str) and tests.lstrip().startswith(("[", "{")):
         try:
             tests = json.loads(tests)
         except json.JSONDecodeError as error:
-            raise ValueError(f"{where}: the tests begin like JSON and are none: {error}") from error
-    if hasattr(tests, "tolist"):  # of a data frame
+            raise ValueError(
+                f"{where}: the tests begin like JSON, but are not JSON: {error}; correct the row"
+            ) from error
+    if hasattr(tests, "tolist"):  # an array of a data frame
         tests = tests.tolist()
     cases: list[Case] = []
     if isinstance(tests, dict) and {"inputs", "outputs"} <= tests.keys():
@@ -79,27 +84,28 @@ def read_cases(tests: Any, where: str) -> list[Case]:
                 cases += _from_code(test, where)
             else:
                 raise ValueError(
-                    f"{where}: a test is {str(test)[:80]!r}; it is Python text, or an object with 'input' and 'output'"
+                    f"{where}: a test is {str(test)[:80]!r}; it must be Python text, or an object with 'input' and "
+                    "'output'"
                 )
     if not cases:
-        raise ValueError(f"{where}: there is no test")
+        raise ValueError(f"{where}: there is no test; add one, or leave the row out")
     if len({isinstance(case, StdinCase) for case in cases}) > 1:
-        raise ValueError(f"{where}: some tests are inputs and outputs, others Python text; a row has one kind")
+        raise ValueError(f"{where}: some tests are inputs and outputs, others Python text; a row must have one kind")
     return cases
 
 
 def _pairs(tests: dict[str, Any], where: str) -> list[Case]:
     inputs, outputs = list(tests["inputs"]), list(tests["outputs"])
     if len(inputs) != len(outputs):
-        raise ValueError(f"{where}: {len(inputs)} inputs and {len(outputs)} outputs")
+        raise ValueError(f"{where}: there are {len(inputs)} inputs and {len(outputs)} outputs; give equally many")
     name = tests.get("fn_name")
     if name is None:
-        return [StdinCase(_text(given), _text(wanted)) for given, wanted in zip(inputs, outputs, strict=True)]
+        return [StdinCase(_text(given), _text(expected)) for given, expected in zip(inputs, outputs, strict=True)]
     cases: list[Case] = []
-    for given, wanted in zip(inputs, outputs, strict=True):
-        value = wanted[0] if isinstance(wanted, list) and len(wanted) == 1 else wanted
+    for given, expected in zip(inputs, outputs, strict=True):
+        value = expected[0] if isinstance(expected, list) and len(expected) == 1 else expected
         arguments = ", ".join(map(repr, given))
-        # JSON has no tuples.
+        # JSON has no tuples, so a returned tuple is compared as a list.
         cases.append(ValueCase(f"(lambda v: list(v) if type(v) is tuple else v)({name}({arguments}))", value))
     return cases
 
@@ -112,24 +118,24 @@ def _from_code(code: str, where: str) -> list[Case]:
     try:
         statements = ast.parse(code).body
     except (SyntaxError, ValueError) as error:
-        raise ValueError(f"{where}: a test is not Python: {error}: {code[:80]!r}") from error
+        raise ValueError(f"{where}: a test is not Python: {error}: {code[:80]!r}; correct the row") from error
     if not statements or not all(isinstance(statement, ast.Assert) for statement in statements):
         return [CodeCase(code)] if statements else []
     return [_from_assert(statement) for statement in statements if isinstance(statement, ast.Assert)]
 
 
 def _from_assert(statement: ast.Assert) -> Case:
-    """`assert expression == literal`, either way round, can be compared outside the sandbox; other asserts cannot."""
+    """Return a case that is compared outside the sandbox for `assert expression == literal`, either way round."""
     test = statement.test
     if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq | ast.Is):
         same = isinstance(test.ops[0], ast.Is)
         for expression, literal in ((test.left, test.comparators[0]), (test.comparators[0], test.left)):
             try:
-                wanted = ast.literal_eval(literal)
+                expected = ast.literal_eval(literal)
             except (ValueError, TypeError):
                 continue
-            if not same or wanted is None or isinstance(wanted, bool):
-                return ValueCase(ast.unparse(expression), wanted, same)
+            if not same or expected is None or isinstance(expected, bool):
+                return ValueCase(ast.unparse(expression), expected, same)
     return CodeCase(ast.unparse(statement))
 
 

@@ -1,7 +1,8 @@
-"""Runs in the sandbox: executes a program, then evaluates tests on what it defines. See rewards/code_execution.py.
+"""In the sandbox, execute a program and then evaluate tests on what it defines. See rewards/code_execution.py.
 
-On standard input: {"word", "program", "setup", "cases": [{"code", "is_expression"}]}. On the result pipe a line per case
-that raised nothing: [word, index, the expression's value as Python writes it]. What a value should be is not told here.
+Standard input holds {"word", "program", "setup", "cases": [{"code", "is_expression"}]}. For each case that raises
+nothing, the result pipe gets a line [word, index, the expression's value as Python writes it]. The expected values stay
+outside.
 """
 
 import json
@@ -14,10 +15,10 @@ import types
 def main() -> None:
     task = json.load(sys.stdin)
     result = os.fdopen(int(os.environ.pop("RESULT_FD")), "w")
-    nothing = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nothing, 0)
-    os.dup2(nothing, 1)
-    module = sys.modules["program"] = types.ModuleType("program")  # where classes look for their home
+    devnull = os.open(os.devnull, os.O_RDWR)
+    os.dup2(devnull, 0)
+    os.dup2(devnull, 1)
+    module = sys.modules["program"] = types.ModuleType("program")  # classes look their module up there
     try:
         exec(compile(task["setup"], "setup.py", "exec"), module.__dict__)
         exec(compile(task["program"], "program.py", "exec"), module.__dict__)
@@ -28,7 +29,7 @@ def main() -> None:
         try:
             code = compile(case["code"], f"test {index}", "eval" if case["is_expression"] else "exec")
             value = eval(code, module.__dict__)
-            if hasattr(value, "tolist"):  # of numpy
+            if hasattr(value, "tolist"):  # a numpy array or number
                 value = value.tolist()
             text = repr(value)
         except BaseException:  # noqa: BLE001

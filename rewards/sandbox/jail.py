@@ -1,11 +1,12 @@
-"""Runs one command within limits and, where asked for, namespaces: `python -I -S jail.py <settings fd> <status fd>`.
+"""Run one command within limits and, if configured, namespaces: `python -I -S jail.py <settings fd> <status fd>`.
 
-Started by rewards/sandbox/run.py, which says what the settings are. Standard library only: it starts with every program.
+rewards/sandbox/run.py starts it and makes the settings. It uses the standard library only, because it starts with every
+program.
 
-With namespaces, the command sees a file system made of the settings' `binds`, read-only, and an empty /tmp in memory;
-no process but its own, no network, no variable of ours. It runs as an unprivileged user with no way to become another.
-Everything goes when its first process does: children, mounts and /tmp. Needs Linux 5.14 (processes are counted per user
-namespace since then), and a kernel and container that let this user make user namespaces.
+With namespaces, the command sees a file system made of the settings' `binds`, read-only, and an empty /tmp in memory.
+It sees no process but its own, no network and none of our environment variables. It runs as an unprivileged user that
+cannot become another one. When its first process ends, its children, mounts and /tmp go too. This needs Linux 5.14
+(which counts processes per user namespace), and a kernel and container that let this user make user namespaces.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-# From linux/sched.h, sys/mount.h, linux/mount.h, linux/prctl.h
+# These constants are from linux/sched.h, sys/mount.h, linux/mount.h and linux/prctl.h.
 NEW_NS, NEW_UTS, NEW_IPC, NEW_USER, NEW_PID, NEW_NET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 0x2, 0x4, 0x1000, 0x4000, 0x40000
 MNT_DETACH, AT_FDCWD, AT_RECURSIVE, SYS_MOUNT_SETATTR = 0x2, -100, 0x8000, 442
@@ -32,24 +33,30 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS =
 OLDEST_KERNEL = (5, 14)
 
 INSIDE_ID = 1000  # user and group of the command, as it sees itself
-NOBODY_ID = 65534  # and as the machine sees it when we are root: the kernel does not count root's processes
-NEW_ROOT = "/sys"  # any folder that exists and holds nothing the command needs; only this process sees it covered
+NOBODY_ID = 65534  # the same, as the machine sees it when we are root; root's processes would not be counted
+NEW_ROOT = "/sys"  # any existing folder without anything the command needs; only this process sees it covered
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 
-# System calls a judged program has no use for: memory that counts nowhere, other processes' memory, keys, mounts, and
-# parts of the kernel that had holes. Machine as uname says: its number in seccomp, its calls' numbers.
+# A judged program has no use for these system calls. They give memory that is not counted, other processes' memory,
+# keys, mounts, and parts of the kernel that had security holes. The numbers are for the machines of MACHINES, in its
+# order.
 DENIED = {
     "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "msgget": (68, 186),
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
     "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
-    "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "open_tree": (428, 428), "move_mount": (429, 429),
-    "fsopen": (430, 430), "mount_setattr": (442, 442), "unshare": (272, 97), "setns": (308, 268),
+    "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "open_tree": (428, 428),
+    "move_mount": (429, 429), "fsopen": (430, 430), "mount_setattr": (442, 442), "unshare": (272, 97),
+    "setns": (308, 268),
     "open_by_handle_at": (304, 265), "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282),
     "io_uring_setup": (425, 425), "init_module": (175, 105), "finit_module": (313, 273), "kexec_load": (246, 104),
 }  # fmt: skip
 SOCKET = (41, 198)
-FAMILIES = (1, 2, 10)  # of sockets: unix and internet; others (to a virtual machine's host) know no namespaces
-MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
+FAMILIES = (
+    1,
+    2,
+    10,
+)  # allowed socket families: unix and internet. Others, as to a virtual machine's host, pass namespaces
+MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}  # by uname: number in seccomp, column in DENIED
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER, SECCOMP_ALLOW, SECCOMP_REFUSE = 22, 2, 0x7FFF0000, 0x00050000 | 1  # EPERM
 BPF_LOAD, BPF_IF_EQUAL, BPF_IF_AT_LEAST, BPF_RETURN = 0x20, 0x15, 0x35, 0x06
 
@@ -65,14 +72,14 @@ def main() -> None:
     try:
         code = (_isolated if settings["isolation"] == "namespaces" else _limited)(settings, status)
     except OSError as error:
-        _tell(status, error=f"{error.strerror or error}")
+        _report(status, error=f"{error.strerror or error}")
         sys.exit(1)
-    _tell(status, exit=code)
+    _report(status, exit=code)
 
 
-def _tell(status: int, **what: Any) -> None:
-    """A line for the sandbox. It takes what is told first: that the command started, how it ended, or what failed."""
-    os.write(status, (json.dumps(what) + "\n").encode())
+def _report(status: int, **event: Any) -> None:
+    """Tell run.py that the command has started, how it ended, or what failed. The first line of a kind counts."""
+    os.write(status, (json.dumps(event) + "\n").encode())
 
 
 def _isolated(settings: dict[str, Any], status: int) -> int:
@@ -81,33 +88,33 @@ def _isolated(settings: dict[str, Any], status: int) -> int:
         sys.exit(1)
     kernel = tuple(int(n) for n in os.uname().release.split("-")[0].split(".")[:2])
     if kernel < OLDEST_KERNEL:
-        raise OSError(f"Linux {os.uname().release} is too old, it takes {'.'.join(map(str, OLDEST_KERNEL))}")
+        raise OSError(f"Linux {os.uname().release} is too old; {'.'.join(map(str, OLDEST_KERNEL))} is needed")
     is_root = _enter_namespaces()
 
     def init() -> int:
         _check(libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL), "die with the jail")
-        os.setsid()  # a signal to its process group must not reach ours
+        os.setsid()  # so that a signal to its process group does not reach ours
         _check(libc.prctl(PR_SET_DUMPABLE, 0), "hide memory")
         _write("/proc/sys/user/max_user_namespaces", "0")
         _make_root(settings)
         child = _forked(status, lambda: _execute(settings, status, as_other=is_root))
         while True:
-            pid, ended = os.wait()  # as process 1 it also inherits what the command left behind
+            pid, wait_status = os.wait()  # process 1 also inherits what the command leaves behind
             if pid == child:
-                return os.waitstatus_to_exitcode(ended)
+                return os.waitstatus_to_exitcode(wait_status)
 
-    def told() -> NoReturn:
-        _tell(status, exit=init())
+    def init_and_report() -> NoReturn:
+        _report(status, exit=init())
         os._exit(0)
 
-    pid = _forked(status, told)
-    # The kernel lets go of process 1 when it has ended all others of its namespace: then it is over for certain.
+    pid = _forked(status, init_and_report)
+    # When process 1 is killed, the kernel ends all others of its namespace before it lets process 1 go.
     signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGKILL))
     return _waited(pid)
 
 
 def _enter_namespaces() -> bool:
-    """Make them and map users. Returns whether we are the machine's root, who is mapped beside the command's user."""
+    """Make the namespaces and map users; return whether we are root, who is then mapped beside the command's user."""
     with open("/proc/self/uid_map") as file:
         is_root = os.geteuid() == 0 and file.read().split() == ["0", "0", "4294967295"]
     uid, gid, pid = os.geteuid(), os.getegid(), os.getpid()
@@ -118,30 +125,30 @@ def _enter_namespaces() -> bool:
         _write("/proc/self/uid_map", f"{INSIDE_ID} {uid} 1")
         _write("/proc/self/gid_map", f"{INSIDE_ID} {gid} 1")
         return False
-    # Two users can be mapped only from outside.
-    hear, say = os.pipe()
-    helper = os.fork()
-    if helper == 0:
+    # Two users can be mapped only from outside the namespace, so a child that stays outside does it.
+    read_end, write_end = os.pipe()
+    mapper = os.fork()
+    if mapper == 0:
         try:
-            os.close(say)
-            if os.read(hear, 1):
+            os.close(write_end)
+            if os.read(read_end, 1):
                 for name in ("uid_map", "gid_map"):
                     _write(f"/proc/{pid}/{name}", f"0 0 1\n{INSIDE_ID} {NOBODY_ID} 1\n")
             os._exit(0)
         finally:
             os._exit(1)
     _check(libc.unshare(flags), "make namespaces (unshare)")
-    os.write(say, b"x")
-    if _waited(helper) != 0:
+    os.write(write_end, b"x")
+    if _waited(mapper) != 0:
         raise OSError("mapping users into the namespace is not permitted")
     return True
 
 
 def _make_root(settings: dict[str, Any]) -> None:
-    """Turn the root folder into `binds`, devices and an empty /tmp; then put the settings' files there."""
+    """Replace the root folder by `binds`, devices and an empty /tmp; then write the settings' files there."""
     _mount("none", "/", "", MS_REC | MS_PRIVATE)
     _mount("tmpfs", NEW_ROOT, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=755")
-    os.mkdir(f"{NEW_ROOT}/tmp")  # before the binds: Python may live in the machine's /tmp
+    os.mkdir(f"{NEW_ROOT}/tmp")  # before the binds, because Python may be installed below the machine's /tmp
     _mount("tmpfs", f"{NEW_ROOT}/tmp", "tmpfs", MS_NOSUID | MS_NODEV, f"size={settings['scratch_bytes']},mode=1777")
     for path in (*settings["binds"], *DEVICES):
         target = NEW_ROOT + path
@@ -160,11 +167,11 @@ def _make_root(settings: dict[str, Any]) -> None:
     _check(libc.pivot_root(b".", b"."), "change the root folder")
     _check(libc.umount2(b".", MNT_DETACH), "leave the old root folder")
     os.chdir("/tmp")
-    _put(settings["files"])
+    _write_files(settings["files"])
 
 
 def _limited(settings: dict[str, Any], status: int) -> int:
-    """Limits and a temporary folder only. Leftover processes are killed as far as they can be found."""
+    """Run the command with limits and a temporary folder only, and kill those of its processes that can be found."""
     ending = []
 
     def end(*_: Any) -> None:
@@ -172,14 +179,14 @@ def _limited(settings: dict[str, Any], status: int) -> int:
         raise OSError("ended")
 
     signal.signal(signal.SIGTERM, end)
-    os.setsid()  # so that killing the scoring process lets us clean up
+    os.setsid()  # so that we survive the scoring process's group and can clean up
     _check(libc.prctl(PR_SET_CHILD_SUBREAPER, 1), "inherit what the command leaves behind")
     _check(libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM), "die with the scoring process")
     if os.getppid() != settings["parent"]:
         sys.exit(1)
     with tempfile.TemporaryDirectory(prefix="feynrl-code-", ignore_cleanup_errors=True) as folder:
         os.chdir(folder)
-        _put(settings["files"])
+        _write_files(settings["files"])
         try:
             return _waited(_forked(status, lambda: _execute(settings, status, as_other=False)))
         except OSError:
@@ -217,22 +224,22 @@ def _execute(settings: dict[str, Any], status: int, as_other: bool) -> NoReturn:
     if settings["isolation"] == "namespaces":
         _refuse_calls()
     for name, limit in settings["limits"].items():
-        # A lower limit that is in force already stays.
+        # A lower limit that is already in force stays.
         hard = resource.getrlimit(getattr(resource, name))[1]
         limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(getattr(resource, name), (limit, limit))
-    _tell(status, started=True)
+    _report(status, started=True)
     os.execve(settings["command"][0], settings["command"], settings["environment"])
 
 
 def _refuse_calls() -> None:
-    """Have the kernel answer DENIED calls, and sockets of other FAMILIES, with "not permitted", for good."""
+    """Let the kernel refuse DENIED calls, and sockets of other families than FAMILIES, from now on."""
     machine = os.uname().machine
     if machine not in MACHINES:
         raise OSError(f"no list of system calls for a {machine}; there are: {', '.join(MACHINES)}")
     architecture, column = MACHINES[machine]
-    # Each step: operation, steps to skip when true, when false, operand. Data read: call's number at 0, architecture at
-    # 4, low half of the first argument at 16.
+    # A step is (operation, steps to skip when true, when false, operand). The data hold the call's number at 0, the
+    # architecture at 4 and the low half of the first argument at 16.
     steps = [(BPF_LOAD, 0, 0, 4), (BPF_IF_EQUAL, 1, 0, architecture), (BPF_RETURN, 0, 0, SECCOMP_REFUSE)]
     steps += [(BPF_LOAD, 0, 0, 0)]
     steps += [(BPF_IF_AT_LEAST, 0, 1, 0x40000000), (BPF_RETURN, 0, 0, SECCOMP_REFUSE)]  # a second set of numbers (x32)
@@ -248,13 +255,13 @@ def _refuse_calls() -> None:
 
 
 def _forked(status: int, run: Callable[[], NoReturn]) -> int:
-    """Run a function that does not return in a child; what fails in it is told."""
+    """Run a function that does not return in a child process, and report an error in it; return the child's id."""
     pid = os.fork()
     if pid == 0:
         try:
             run()
-        except BaseException as error:  # noqa: BLE001 it must never return into its parent's code
-            _tell(status, error=str(getattr(error, "strerror", None) or error))
+        except BaseException as error:  # noqa: BLE001 the child must never return into its parent's code
+            _report(status, error=str(getattr(error, "strerror", None) or error))
         finally:
             os._exit(125)
     return pid
@@ -264,7 +271,7 @@ def _waited(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def _put(files: dict[str, str]) -> None:
+def _write_files(files: dict[str, str]) -> None:
     for name, text in files.items():
         with open(name, "w", encoding="utf-8", errors="surrogatepass") as file:
             file.write(text)

@@ -1,1 +1,1 @@
-"""The processes that score responses, and the service that talks to them."""
+"""This room holds the processes that score responses, and the service that talks to them."""

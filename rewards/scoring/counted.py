@@ -1,4 +1,4 @@
-"""A reward with figures beside it that are logged and never paid: tokens, calls, tests run."""
+"""A reward that comes with counters, such as tokens and calls, which are logged and never paid."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Counted:
-    """What a reward function may return in place of its number or named numbers.
+    """A return value of a reward function: its number or named numbers, and counters.
 
-    `counters` are logged by name as parts are, `reward/<function>/<counter>`, the mean over responses; they do not
-    count in the sum.
+    The mean of each counter over responses is logged as `reward/<function>/<counter>`. Counters are not in the sum.
     """
 
     value: float | dict[str, float]

@@ -1,8 +1,8 @@
-"""A scoring process: `python -m rewards.scoring.worker <socket fd> <parent pid> <limit seconds>`, started by rewards/scoring/service.py.
+"""A scoring process: `python -m rewards.scoring.worker <socket fd> <parent pid> <limit seconds>`.
 
-Ordinary functions run in the main thread, one trajectory after the other; async ones of several trajectories run side
-by side on an event loop in a second thread. Whatever a reward function does is either an answer or the end of this
-process; the service sees to the rest.
+rewards/scoring/service.py starts it. Ordinary functions run in the main thread, one trajectory after the other; async
+functions run side by side, for several trajectories, on an event loop in a second thread. Whatever a reward function
+does is either an answer or the end of this process, and the service deals with both.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class PartSpec:
 
 @dataclass(frozen=True)
 class Score:
-    """What a scoring process found for one trajectory."""
+    """The result of a scoring process for one trajectory."""
 
     reward: float | None  # None when a part failed
-    parts: dict[str, float] = field(default_factory=dict)  # unweighted; those that did not fail
+    parts: dict[str, float] = field(default_factory=dict)  # the unweighted parts that did not fail
     error: str | None = None
     seconds: float = 0.0
 
@@ -59,7 +59,7 @@ def send(sock: socket.socket, message: bytes) -> None:
 
 
 def receive(sock: socket.socket) -> bytes:
-    """One whole message. Raises EOFError when the other side is gone."""
+    """Return one whole message; raise EOFError when the other side is gone."""
     return _exactly(sock, LENGTH.unpack(_exactly(sock, LENGTH.size))[0])
 
 
@@ -75,7 +75,7 @@ def _exactly(sock: socket.socket, count: int) -> bytes:
 
 @dataclass(frozen=True)
 class _Raised:
-    """What a reward function raised, in the place of what it should have returned."""
+    """An error that a reward function raised, in the place of its return value."""
 
     error: BaseException
 
@@ -83,8 +83,8 @@ class _Raised:
 Parts = list[tuple[PartSpec, Callable[..., Any]]]
 
 
-def called(subject: Trajectory | Group, parts: Parts) -> list[Any]:
-    """Call every part on the trajectory or group: what each returned (an async one: what is to be awaited), or a _Raised."""
+def call_parts(subject: Trajectory | Group, parts: Parts) -> list[Any]:
+    """Call every part on a trajectory or group; return for each its value, an awaitable if async, or a _Raised."""
     outcomes: list[Any] = []
     for spec, function in parts:
         try:
@@ -95,27 +95,27 @@ def called(subject: Trajectory | Group, parts: Parts) -> list[Any]:
 
 
 def summed(parts: Parts, outcomes: list[Any], seconds: float) -> Score:
-    """The weighted sum of what the parts returned, or None when any failed."""
-    total, found, errors = 0.0, {}, []
+    """Return the weighted sum of the parts' values as a Score, whose reward is None when any part failed."""
+    total, by_name, errors = 0.0, {}, []
     for (spec, _), outcome in zip(parts, outcomes, strict=True):
         try:
             if isinstance(outcome, _Raised):
                 raise outcome.error
             paid, counters = (outcome.value, outcome.counters) if isinstance(outcome, Counted) else (outcome, {})
-            named = named_values(paid, spec.label)
-            found.update(named)
-            found.update(named_values(counters, spec.label) if counters else {})
+            values = named_values(paid, spec.label)
+            by_name.update(values)
+            by_name.update(named_values(counters, spec.label) if counters else {})
         except BaseException as error:  # noqa: BLE001
             tail = "".join(traceback.format_exception(error)).rstrip().splitlines()[-TRACEBACK_LINES:]
             errors.append(f"{spec.label}: {type(error).__name__}: {error}\n" + "\n".join(tail))
             continue
-        if spec.weight:  # a part that is only looked at: its NaN is not the reward's
-            total += spec.weight * sum(named.values())
-    return Score(None if errors else total, found, "\n".join(errors) or None, seconds)
+        if spec.weight:  # a part with weight 0 is only logged; its NaN must not become the reward's
+            total += spec.weight * sum(values.values())
+    return Score(None if errors else total, by_name, "\n".join(errors) or None, seconds)
 
 
 def summed_per_member(group: Group, parts: Parts, outcomes: list[Any], seconds: float) -> list[Score]:
-    """The same for each member of a group, of parts that returned a list."""
+    """Return one Score for each member of a group, from parts that returned a list."""
     members = [_per_member(outcome, len(group.trajectories)) for outcome in outcomes]
     return [summed(parts, [part[i] for part in members], seconds) for i in range(len(group.trajectories))]
 
@@ -130,9 +130,12 @@ def _per_member(outcome: Any, count: int) -> list[Any]:
 
 
 def named_values(value: Any, label: str) -> dict[str, float]:
-    """A function's answer as named numbers: {label: x}, or {label/key: x} for each key of a dict.
+    """Return a function's value as named numbers: {label: x}, or {label/key: x} for each key of a dict.
 
-    Inf and NaN are told as they are. Raises TypeError when it is anything else.
+    Inf and NaN stay as they are.
+
+    Raises:
+        TypeError: the value is no number and no dict of numbers.
     """
     if isinstance(value, dict):
         if not value:
@@ -155,11 +158,12 @@ async def _awaited(outcome: Any) -> Any:
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+    by_call = getattr(function, "__call__", None)  # noqa: B004 an object whose __call__ is async counts too
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(by_call)
 
 
 def _end_with_parent(sock: socket.socket, parent: int) -> None:
-    """End this process and all it started when the parent is gone, also while a reward function never returns."""
+    """Kill this process and its children when the parent is gone, even while a reward function never returns."""
     poll = select.poll()
     poll.register(sock, select.POLLRDHUP)
     while not poll.poll(1000) and os.getppid() == parent:
@@ -168,41 +172,41 @@ def _end_with_parent(sock: socket.socket, parent: int) -> None:
 
 
 class _Answers:
-    """Sends answers, from both threads, and keeps the event loop that async functions run on."""
+    """Score, send the answers from both threads, and keep the event loop on which async functions run."""
 
     def __init__(self, sock: socket.socket, parts: Parts) -> None:
         self.sock = sock
-        self.of_one: Parts = [part for part in parts if not is_of_group(part[1])]
-        self.of_group: Parts = [part for part in parts if is_of_group(part[1])]
+        self.trajectory_parts: Parts = [part for part in parts if not is_of_group(part[1])]
+        self.group_parts: Parts = [part for part in parts if is_of_group(part[1])]
         self.sending = threading.Lock()
         self.tasks: dict[int, asyncio.Task[None]] = {}
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
 
     def send(self, number: int, answer: Score | list[Score] | None) -> None:
-        """Answer for a trajectory or group; None says that it is being scored from now on."""
+        """Send the answer for a trajectory or group; None says that its scoring begins."""
         sys.stdout.flush()
         with self.sending:
             send(self.sock, pickle.dumps((number, answer)))
 
     def score(self, number: int, subject: Trajectory | Group) -> None:
-        """Score, and answer: at once, or when what was async is done."""
+        """Score a trajectory or group, and answer at once, or when the async parts are done."""
         self.send(number, None)
         started = time.monotonic()
-        outcomes = called(subject, self._parts(subject))
+        outcomes = call_parts(subject, self._parts(subject))
         if any(inspect.isawaitable(outcome) for outcome in outcomes):
             self.loop.call_soon_threadsafe(self._start, number, subject, outcomes, started)
         else:
             self.send(number, self._summed(subject, outcomes, started))
 
     def _parts(self, subject: Trajectory | Group) -> Parts:
-        return self.of_group if isinstance(subject, Group) else self.of_one
+        return self.group_parts if isinstance(subject, Group) else self.trajectory_parts
 
     def _summed(self, subject: Trajectory | Group, outcomes: list[Any], started: float) -> Score | list[Score]:
         seconds = time.monotonic() - started
         if isinstance(subject, Group):
-            return summed_per_member(subject, self.of_group, outcomes, seconds)
-        return summed(self.of_one, outcomes, seconds)
+            return summed_per_member(subject, self.group_parts, outcomes, seconds)
+        return summed(self.trajectory_parts, outcomes, seconds)
 
     def cancel(self, number: int) -> None:
         self.loop.call_soon_threadsafe(self._cancel, number)
@@ -219,7 +223,7 @@ class _Answers:
         try:
             outcomes = await asyncio.gather(*map(_awaited, outcomes))
             answer = self._summed(subject, outcomes, started)
-        except asyncio.CancelledError:  # the service gave up on it, and waits to hear that it ended
+        except asyncio.CancelledError:  # the service gave up on this one, and waits until it has ended
             answer = Score(None, error="cancelled")
         del self.tasks[number]
         self.send(number, answer)
@@ -249,15 +253,15 @@ def main() -> None:
         if subject is None:
             answers.cancel(number)
             continue
-        # The service kills sooner. This is for an orphan whose function holds the interpreter's lock, so that the
-        # thread above never runs.
+        # The service kills sooner. This ends an orphan whose function holds the interpreter's lock, so that the thread
+        # that watches the parent never runs.
         faulthandler.dump_traceback_later(limit, exit=True)
         answers.score(number, subject)
         faulthandler.cancel_dump_traceback_later()
 
 
 if __name__ == "__main__":
-    # Pickles name this module as the service imports it.
+    # Pickles name this module's classes by the name under which the service imports it.
     from rewards.scoring import worker
 
     worker.main()

@@ -128,7 +128,7 @@ def test_tests_are_read() -> None:
 @pytest.mark.parametrize(
     ("tests", "said"),
     [
-        (None, "there is none"),
+        (None, "the row has no tests"),
         ([], "there is no test"),
         ("", "there is no test"),
         ("[1,", "begin like JSON"),
@@ -136,7 +136,7 @@ def test_tests_are_read() -> None:
         ([3], "a test is '3'"),
         ({"input": "x"}, "a test is"),
         ({"inputs": ["x"], "outputs": []}, "1 inputs and 0 outputs"),
-        ([{"input": "", "output": ""}, "assert f()"], "a row has one kind"),
+        ([{"input": "", "output": ""}, "assert f()"], "a row must have one kind"),
     ],
 )
 def test_bad_tests_name_the_row(tests: Any, said: str) -> None:

@@ -319,5 +319,5 @@ check_params(code_execution, "reward 'code_execution'", {{}})
 
 
 def test_a_command_that_does_not_exist_is_an_error_of_ours(isolation: Any) -> None:
-    with pytest.raises(RuntimeError, match="the sandbox does not stand: No such file"):
+    with pytest.raises(RuntimeError, match="the sandbox cannot be set up: No such file"):
         sandbox.run(["/no/such/python"], {}, isolation=isolation)

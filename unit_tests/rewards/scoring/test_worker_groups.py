@@ -14,7 +14,7 @@ from configs.blocks.rl import Reward
 from plugins.lookup import check_params, find_reward, is_of_group
 from records.rollout import Group, Prompt, Trajectory
 from rewards.relative_length import relative_length
-from rewards.scoring.service import UNPAID, ScoringService
+from rewards.scoring.service import NOT_SCORED_AS_GROUP, ScoringService
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def scored(parts: list[dict[str, Any]], *responses: str, **settings: Any) -> lis
         try:
             members = await asyncio.gather(*(service.score(member(r)) for r in responses))
             assert all(t.reward_error for t in members), "not paid yet, and nobody may think so"
-            assert any(t.reward_error == UNPAID for t in members)
+            assert any(t.reward_error == NOT_SCORED_AS_GROUP for t in members)
             group = await service.score_group(Group("g", members[0].prompt, list(members)))
             again = [(t.reward, t.reward_error) for t in (await service.score_group(group)).trajectories]
             assert again == [(t.reward, t.reward_error) for t in members] or any(
