@@ -1,1 +1,1 @@
-"""Methods: one file each, pure tensors in, per-token loss out. Imports torch and nothing of ours outside this folder."""
+"""This package holds the methods, one file each: tensors in, per-token loss out. It imports torch and itself only."""

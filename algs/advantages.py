@@ -1,6 +1,7 @@
-"""Advantages on whole, possibly ragged, groups of an optimizer step: one per response, [S]; gae has one per token, [N].
+"""Advantages on whole groups of an update: one per response, [S]; `gae` returns one per token, [N].
 
-All is computed in float64, in which the mean of equal rewards is exact: equal rewards give an advantage of exactly 0.
+Groups may differ in size. All is computed in float64, in which the mean of equal rewards is exact, so that equal
+rewards give an advantage of exactly 0.
 """
 
 from __future__ import annotations
@@ -13,21 +14,21 @@ from torch import Tensor
 from algs.method import knob
 from algs.records import Groups
 
-TOLERANCE = 1e-6  # rewards that differ by no more than this are equal; rounding noise must not become a signal
+TOLERANCE = 1e-6  # rewards this close count as equal, so that rounding noise does not become a signal
 
 
 def group_mean(groups: Groups) -> Tensor:
-    """R - mean_g (Dr. GRPO, arXiv 2503.20783). [S]; a group of one gets 0."""
+    """Return R - mean_g (Dr. GRPO, arXiv 2503.20783), [S]. A group of one gets 0."""
     return _centred(groups).to(groups.rewards.dtype)
 
 
 def group_zscore(
     groups: Groups, tolerance: Annotated[float, knob("Rewards this close count as equal.", ge=0)] = TOLERANCE
 ) -> Tensor:
-    """(R - mean_g) / (std_g + 1e-6), std with n - 1 (GRPO, arXiv 2402.03300). [S]
+    """Return (R - mean_g) / (std_g + 1e-6), std with n - 1 (GRPO, arXiv 2402.03300), [S].
 
-    A group whose rewards differ by no more than `tolerance` carries no signal and gets exactly 0 (rounding noise over
-    1e-6 would otherwise become an advantage of order 1); so does a group of one.
+    A group whose rewards differ by no more than `tolerance` carries no signal and gets exactly 0, since rounding noise
+    divided by 1e-6 would be an advantage of order 1. A group of one gets 0 too.
     """
     centred = _centred(groups)
     variance = groups.sum_by_group(centred.square()) / (groups.sizes - 1).clamp(min=1)
@@ -36,16 +37,16 @@ def group_zscore(
 
 
 def rloo(groups: Groups) -> Tensor:
-    """G / (G - 1) (R - mean_g) = R - mean of the group's other responses (RLOO, arXiv 2402.14740). [S]
+    """Return G / (G - 1) (R - mean_g) = R - mean of the group's other responses (RLOO, arXiv 2402.14740), [S].
 
-    A group of one has no others and gets 0.
+    A group of one has no other responses and gets 0.
     """
     factor = groups.sizes / (groups.sizes - 1).clamp(min=1)
     return (factor[groups.group] * _centred(groups)).to(groups.rewards.dtype)
 
 
 def lite_ppo(groups: Groups) -> Tensor:
-    """(R - mean_g) / std of the raw rewards of the step, std with n (Lite PPO, arXiv 2508.08221). [S]
+    """Return (R - mean_g) / std of the raw rewards of the step, std with n (Lite PPO, arXiv 2508.08221), [S].
 
     A step whose rewards are all equal, and a group of one, get 0.
     """
@@ -54,7 +55,7 @@ def lite_ppo(groups: Groups) -> Tensor:
 
 
 def scale_rl(groups: Groups) -> Tensor:
-    """(R - mean_g) / std of all R - mean_g of the step, std with n (ScaleRL, arXiv 2510.13786). [S]
+    """Return (R - mean_g) / std of all R - mean_g of the step, std with n (ScaleRL, arXiv 2510.13786), [S].
 
     A step in which no group's rewards differ, and a group of one, get 0.
     """
@@ -63,7 +64,7 @@ def scale_rl(groups: Groups) -> Tensor:
 
 
 def reinforce_plus_plus(groups: Groups) -> Tensor:
-    """(R - mean) / (std + 1e-8) over all responses of the step, std with n - 1 (REINFORCE++, arXiv 2501.03262). [S]
+    """Return (R - mean) / (std + 1e-8) over the step's responses, std with n - 1 (REINFORCE++, arXiv 2501.03262), [S].
 
     A step without spread gets 0.
     """
@@ -71,10 +72,9 @@ def reinforce_plus_plus(groups: Groups) -> Tensor:
 
 
 def reinforce_plus_plus_baseline(groups: Groups) -> Tensor:
-    """(R - mean_g) / (std of all R - mean_g of the step + 1e-8), std with n - 1 (REINFORCE++-baseline, arXiv 2501.03262).
-    [S]
+    """Return (R - mean_g) / (std of all R - mean_g of the step + 1e-8), std with n - 1, [S].
 
-    A step without spread, and a group of one, get 0.
+    This is REINFORCE++-baseline (arXiv 2501.03262). A step without spread, and a group of one, get 0.
     """
     centred = _centred(groups)  # its mean is 0 but for rounding, which must not reach groups without a signal
     return torch.where(centred == 0, 0.0, whiten(centred)).to(groups.rewards.dtype)
@@ -86,14 +86,14 @@ def gae(
     gae_lambda: Annotated[float, knob("1: sum of rewards minus V. 0: one-step error.", ge=0, le=1)] = 0.95,
     bootstrap_truncated: Annotated[bool, knob("Whether a cut response is worth V of where it was cut.")] = True,
 ) -> Tensor:
-    """delta_t = r_t + discount V_t+1 - V_t, A_t = delta_t + discount gae_lambda A_t+1 (Schulman et al. 2016,
-    arXiv 1506.02438). [N] float32, not whitened; A + V are the returns.
+    """Return generalised advantage estimates, [N] float32, not whitened; A + V are the returns.
 
-    After the last token V is that of the state reached when the response was cut at the length limit, 0 when it ended; with
-    bootstrap_truncated false 0 in any case: the limit is then part of the task.
+    delta_t = r_t + discount V_t+1 - V_t, A_t = delta_t + discount gae_lambda A_t+1 (Schulman et al. 2016, arXiv
+    1506.02438). After the last token, V is 0 when the response ended, and the value of the state reached when it was
+    cut at the length limit. With bootstrap_truncated false it is 0 in both cases: the limit is then part of the task.
 
     Raises:
-        ValueError: there are no values, since the method has no critic.
+        ValueError: there are no values, because the method has no critic.
     """
     if groups.values is None or groups.final_values is None or groups.token_rewards is None or groups.truncated is None:
         raise ValueError(
@@ -103,11 +103,10 @@ def gae(
         return torch.zeros(0)
     values, rewards = groups.values.to(torch.float64), groups.token_rewards.to(torch.float64)
     ends = groups.lengths.cumsum(0)
-    some = groups.lengths > 0
+    has_tokens = groups.lengths > 0
+    last_values = torch.where(groups.truncated & bootstrap_truncated, groups.final_values, 0.0).to(torch.float64)
     next_values = values.roll(-1)
-    next_values[ends[some] - 1] = torch.where(groups.truncated & bootstrap_truncated, groups.final_values, 0.0)[
-        some
-    ].to(torch.float64)
+    next_values[ends[has_tokens] - 1] = last_values[has_tokens]
     delta = rewards + discount * next_values - values  # [N]
     sequence = groups.sequence
     position = torch.arange(len(values)) - (ends - groups.lengths)[sequence]
@@ -119,7 +118,7 @@ def gae(
 
 
 def whiten(x: Tensor) -> Tensor:
-    """(x - mean) / (std + 1e-8), std with n - 1. [n] -> [n]; a single element, and x without spread, give 0."""
+    """Return (x - mean) / (std + 1e-8), std with n - 1, [n] -> [n]. A single element, and x without spread, give 0."""
     if x.numel() < 2 or x.max() - x.min() <= TOLERANCE:
         return torch.zeros_like(x)
     exact = x.to(torch.float64)
@@ -127,7 +126,7 @@ def whiten(x: Tensor) -> Tensor:
 
 
 def varies(groups: Groups, tolerance: float = TOLERANCE) -> Tensor:
-    """Whether a group's rewards differ at all. [P] bool"""
+    """Return whether each group's rewards differ by more than `tolerance`, [P] bool."""
     shape = groups.sizes
     high = torch.full_like(shape, -torch.inf).scatter_reduce_(0, groups.group, groups.rewards, "amax")
     low = torch.full_like(shape, torch.inf).scatter_reduce_(0, groups.group, groups.rewards, "amin")
@@ -135,7 +134,7 @@ def varies(groups: Groups, tolerance: float = TOLERANCE) -> Tensor:
 
 
 def _centred(groups: Groups) -> Tensor:
-    """R - mean_g, [S] float64."""
+    """Return R - mean_g, [S] float64."""
     rewards = groups.rewards.to(torch.float64)
     return rewards - (groups.sum_by_group(rewards) / groups.sizes)[groups.group]
 

@@ -16,9 +16,9 @@ class DPO(PolicyMethod):
         m = reward(chosen) - reward(rejected)
         loss = -(1 - label_smoothing) log sigma(m) - label_smoothing log sigma(-m), one per pair
 
-    Learns from pairs of responses of which one is preferred, without a reward model and without sampling: the policy's
-    log-ratio to the reference is the reward, and the loss is that reward's likelihood of the preferences. Pairs that are
-    already right by a wide margin stop counting. The usual first choice for preference data.
+    DPO learns from pairs of responses of which one is preferred, without a reward model and without sampling: the
+    policy's log-ratio to the reference is the reward, and the loss is that reward's likelihood of the preferences.
+    Pairs that are already right by a wide margin stop counting. It is the usual first choice for preference data.
     Differs from the paper by: nothing at the default label_smoothing 0 and length_normalized false. Label smoothing is
     conservative DPO (Mitchell 2023): it says that this share of the labels is wrong. length_normalized takes the mean
     over each response in place of the sum (beta must then be larger, about 1 to 10).
@@ -27,10 +27,10 @@ class DPO(PolicyMethod):
     """
 
     class Params(MethodParams):
-        beta: float = param(0.1, "Strength of the leash to the reference: the smaller, the further pi moves.", gt=0)
+        beta: float = param(0.1, "Strength of the KL penalty to the reference: with less, pi moves further.", gt=0)
         label_smoothing: float = param(0.0, "Share of pairs believed to be labelled the wrong way round.", ge=0, lt=0.5)
         length_normalized: bool = param(
-            False, "Mean over each response's tokens in place of the sum: long responses do not weigh more."
+            False, "Mean over each response's tokens in place of the sum, so that long responses do not weigh more."
         )
 
     aggregation = "prompt_mean"

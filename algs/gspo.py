@@ -21,9 +21,10 @@ class GSPO(PolicyMethod):
         sequence: loss = -min(s A, clip(s, 1 - clip_low, 1 + clip_high) A)
         token:    the same with sg[s] pi / sg[pi] in place of s
 
-    The reward judges the whole response, so the ratio does too: a response is clipped whole or not at all. Much smaller
-    clip bounds than GRPO's, since a mean over tokens varies less. Made for mixture-of-experts models, whose
-    single-token ratios are noisy. Both levels have the same gradient when all tokens of a response share one advantage.
+    The reward judges the whole response, so the ratio does too: a response is clipped whole or not at all. The clip
+    bounds are much smaller than GRPO's, since a mean over tokens varies less. GSPO is made for mixture-of-experts
+    models, whose single-token ratios are noisy. Both levels have the same gradient when all tokens of a response share
+    one advantage.
     Differs from the paper by: a group whose rewards are equal gets exactly 0.
     Relatives: GRPO (one ratio per token), DAPO (one per token, averages over all tokens), SAPO (a gate per token).
     """

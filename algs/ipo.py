@@ -13,8 +13,8 @@ class IPO(PolicyMethod):
         h = log[pi(y|x) / pi_ref(y|x)] of the chosen minus that of the rejected response, each a mean over its tokens
         loss = (h - 1 / (2 tau))^2, one per pair
 
-    DPO's likelihood is never satisfied: on pairs with certain labels it drives the margin to infinity, whatever beta. Here
-    the margin has a target, 1 / (2 tau), and a pair beyond it is pulled back. Reported rewards are tau times the
+    DPO's likelihood is never satisfied: on pairs with certain labels it drives the margin to infinity, whatever beta.
+    Here the margin has a target, 1 / (2 tau), and a pair beyond it is pulled back. Reported rewards are tau times the
     log-ratio, so that the target of their margin is 1/2.
     Differs from the paper by: log-ratios are means over the response and not sums, so that one target fits all lengths;
     trl says that the paper's authors confirmed this as what their results used. length_normalized false gives the sums
@@ -23,7 +23,9 @@ class IPO(PolicyMethod):
     """
 
     class Params(MethodParams):
-        tau: float = param(0.1, "Strength of the leash to the reference; the margin's target is 1 / (2 tau).", gt=0)
+        tau: float = param(
+            0.1, "Strength of the KL penalty to the reference; the margin's target is 1 / (2 tau).", gt=0
+        )
         length_normalized: bool = param(
             True, "Mean over each response's tokens. false: their sum, as the paper's equation has it."
         )

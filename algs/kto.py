@@ -18,10 +18,10 @@ class KTO(PolicyMethod):
         loss = desirable_weight (1 - sigma(reward - z0)) for a desirable response
         loss = undesirable_weight (1 - sigma(z0 - reward)) for an undesirable one
 
-    Learns from single responses with a thumb up or down; no pairs are needed. Like a person's, the gain is measured from a
-    reference point and flattens far from it, so that responses already far on their side, and hopeless ones, hardly count.
-    With unequal numbers of the two kinds choose the weights so that desirable_weight times the number of desirable
-    responses is 1 to 4/3 times the same product of the undesirable.
+    KTO learns from single responses with a thumb up or down; no pairs are needed. Like a person's, the gain is measured
+    from a reference point and flattens far from it, so that responses already far on their side, and hopeless ones,
+    hardly count. With unequal numbers of the two kinds choose the weights so that desirable_weight times the number of
+    desirable responses is 1 to 4/3 times the same product of the undesirable.
     Differs from the paper by: the reference point. The paper estimates beta KL(pi || pi_ref) as the mean over responses
     paired with another row's prompt, which costs a second set of forward passes; here the mean is over the step's own
     responses, exact over micro-batches and ranks. It is a baseline rather than an estimate of that KL, and rises sooner
@@ -30,7 +30,7 @@ class KTO(PolicyMethod):
     """
 
     class Params(MethodParams):
-        beta: float = param(0.1, "Strength of the leash to the reference: the smaller, the further pi moves.", gt=0)
+        beta: float = param(0.1, "Strength of the KL penalty to the reference: with less, pi moves further.", gt=0)
         desirable_weight: float = param(1.0, "Weight of desirable responses, lambda_D in the paper.", ge=0)
         undesirable_weight: float = param(1.0, "Weight of undesirable responses, lambda_U in the paper.", ge=0)
 
@@ -54,7 +54,7 @@ class KTO(PolicyMethod):
         gain = torch.where(t.chosen, reward - z0, z0 - reward)
         weight = torch.where(t.chosen, p.desirable_weight, p.undesirable_weight)
         logprob = t.sequence_mean(t.logprobs.detach())
-        metrics = {  # each a mean over the responses it speaks of
+        metrics = {  # each becomes a mean over its entries
             "accuracy": (gain > 0).float(),
             "margin": gain,
             "chosen_reward": reward[t.chosen],

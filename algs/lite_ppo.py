@@ -22,8 +22,8 @@ class LitePPO(PolicyMethod):
     over all tokens. One spread for the step does not blow up the advantages of groups that are nearly all right or all
     wrong. There is no critic, in spite of the name.
     Differs from the paper by: no small constant under the division; a step whose rewards are all equal gets exactly 0.
-    Relatives: DAPO (divides by std_g), ScaleRL (spread of R - mean_g, caps the weight), ReinforcePlusPlus (mean of the step
-    too), DrGRPO (no division).
+    Relatives: DAPO (divides by std_g), ScaleRL (spread of R - mean_g, caps the weight), ReinforcePlusPlus (mean of the
+    step too), DrGRPO (no division).
     """
 
     class Params(MethodParams):

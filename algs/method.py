@@ -1,8 +1,8 @@
-"""The base class a method fills in, and how its parameters are written down.
+"""The base class of methods, and how a method declares its parameters.
 
-A method is one file: a `Params` block, an advantage on whole groups, a loss on the action tokens of a micro-batch.
-Everything else (forward pass, temperature, packing, aggregation, accumulation, clipping, stepping, metrics) is the
-trainer's, once, for all methods.
+A method is one file with a `Params` block, an advantage on whole groups, and a loss on the action tokens of a
+micro-batch. The trainer does everything else, in the same way for all methods: forward pass, temperature, packing,
+aggregation, accumulation, gradient clipping, optimizer, metrics.
 """
 
 from __future__ import annotations
@@ -17,69 +17,75 @@ from algs.records import Groups, PolicyTokens, TokenLoss
 
 
 def param(default: Any, help: str, **bounds: Any) -> Any:
-    """A field of a `Params` block: its default, one sentence on what it does, and bounds.
+    """Declare a field of a `Params` block: its default, one sentence on what it does, and its bounds.
 
-    `bounds` are `ge`, `gt`, `le`, `lt` (numbers); the configuration layer enforces them and prints `help`.
+    `bounds` are `ge`, `gt`, `le` and `lt`. The configuration layer enforces them and prints `help`.
     """
     return dataclasses.field(default=default, metadata={"help": help, **bounds})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity, as members of type annotations must be
 class Knob:
-    """What `knob` says about a function's parameter."""
+    """The help text and the bounds that `knob` gives to a function's parameter."""
 
     help: str
     bounds: Mapping[str, float]
 
 
 def knob(help: str, **bounds: float) -> Knob:
-    """The same for a parameter of an advantage or correction: `cap: Annotated[float, knob("Largest weight.", gt=0)] = 2`.
+    """Describe a parameter of an advantage or correction: `cap: Annotated[float, knob("Largest weight.", gt=0)] = 2`.
 
-    Read by the configuration layer; the function itself sees a plain number.
+    The configuration layer reads this; the function itself gets a plain number.
     """
     return Knob(help, bounds)
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(param,))
 class MethodParams:
-    """Base of a method's `Params`. Subclasses list annotated fields; they become frozen keyword-only dataclasses."""
+    """The base class of a method's `Params`. A subclass lists annotated fields and becomes a frozen dataclass."""
 
     def __init_subclass__(cls) -> None:
         dataclasses.dataclass(frozen=True, kw_only=True)(cls)
 
 
 class PolicyMethod:
-    """Base of every method. Subclass, declare `Params`, write `advantages` and `loss`."""
+    """The base class of every method. A subclass declares `Params` and defines `advantages` and `loss`."""
 
     Params: ClassVar[type[MethodParams]]
-    aggregation: ClassVar[str] = "token_mean"  # the paper's; objective.aggregation overrides it
-    # What it learns from: "prompts" it answers itself (reinforcement learning), or rows of "demonstrations", of "pairs" (a
-    # chosen and a rejected response), or of "labels" (a response and whether it is desirable).
+    aggregation: ClassVar[str] = "token_mean"  # the paper's choice; objective.aggregation overrides it
+    # What the method learns from: "prompts" that the policy answers itself (reinforcement learning), or rows of
+    # "demonstrations", of "pairs" (a chosen and a rejected response), or of "labels" (a response, and whether it is
+    # desirable).
     data: ClassVar[str] = "prompts"
 
     def __init__(self, params: Any) -> None:
         self.params = params
 
     def needs(self) -> frozenset[str]:
-        """Return the optional `PolicyTokens` fields that the trainer must compute for this method under its parameters:
-        "ref_logprobs", "values" (a critic)."""
+        """Return the optional `PolicyTokens` fields that the trainer must compute for this method and its parameters.
+
+        They are "ref_logprobs" and "values" (which takes a critic).
+        """
         return frozenset()
 
     def advantages(self, groups: Groups) -> Tensor:
-        """Advantage of each trajectory, [S] float32, put on every action token of it; or of each action token, [N]."""
+        """Return the advantage of each trajectory, [S] float32, or of each action token, [N].
+
+        The advantage of a trajectory is put on all its action tokens.
+        """
         raise NotImplementedError(f"{type(self).__name__} defines no advantage")
 
     def returns(self, groups: Groups) -> Tensor:
-        """What the critic learns to predict, [N] float32; asked of methods that need "values"."""
+        """Return what the critic learns to predict, [N] float32. Only methods that need "values" define this."""
         raise NotImplementedError(f"{type(self).__name__} has a critic but defines no returns")
 
     def update_sums(self, t: PolicyTokens) -> dict[str, Tensor]:
-        """Per-token quantities, [N] each, whose sums over the whole optimizer step the loss needs before it can begin.
+        """Return per-token quantities, [N] each, whose sums over the whole update the loss needs before it can begin.
 
-        Defining this costs a forward pass without gradient per optimizer step; the sums come as `t.update_sums`.
+        Defining this costs one forward pass without gradient per update. The sums are in `t.update_sums`.
         """
         return {}
 
     def loss(self, t: PolicyTokens) -> TokenLoss:
-        """Loss of each action token, to be minimised."""
+        """Return the loss of each action token, to be minimised."""
         raise NotImplementedError(f"{type(self).__name__} defines no loss")

@@ -21,8 +21,8 @@ class ORPO(PolicyMethod):
     Supervised fine-tuning on the chosen responses with a penalty on the rejected ones: one stage where others need
     fine-tuning first and preferences after, and no reference model. The odds punish a rejected response the harder the
     more probable it is. The reported rewards are the log odds.
-    Differs from the paper by: nothing in the formula. The likelihood is that of the response alone, a mean over its tokens
-    and then over pairs (trl's takes the prompt in, and one mean over all tokens).
+    Differs from the paper by: nothing in the formula. The likelihood is that of the response alone, a mean over its
+    tokens and then over pairs (trl's takes the prompt in, and one mean over all tokens).
     Relatives: SFT (the first term alone), SimPO (log-probabilities in place of odds, no likelihood term), DPO (a
     reference model).
     """

@@ -48,7 +48,7 @@ class P3O(PolicyMethod):
         p, s = self.params, t.update_sums
         log_rho = t.logprobs - t.behavior_logprobs
         rho = torch.exp(log_rho)
-        # never above 1 but for rounding, which would turn the KL term's sign
+        # Only rounding can put it above 1, and that would turn the KL term's sign.
         ess = (s["rho"].square() / (s["tokens"] * s["rho_squared"])).detach().clamp(max=1)
         weight = rho.detach().clamp(max=ess)
         moved = torch.expm1(log_rho)  # rho - 1, which float32 would round away next to mu

@@ -19,13 +19,13 @@ class PPO(PolicyMethod):
         loss = -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)     with dual_clip c, when A < 0: min(that, c |A|)
         critic = vf_coef / 2 max((V - R)^2, (clip(V, V_old - vf_clip, V_old + vf_clip) - R)^2)
 
-    A critic judges every token, so tokens of one response differ in advantage and one response per prompt is enough.
-    Costs a second model; give the critic a few steps ahead (`critic.warmup_steps`) before its values are trusted.
+    A critic judges every token, so tokens of one response differ in advantage and one response per prompt is enough. It
+    costs a second model; give the critic a few steps ahead (`critic.warmup_steps`) before its values are trusted.
     Differs from the paper by: separate clip bounds; discount 1 (the paper: 0.99); value clipping and whitening, which
     are the authors' code's; dual clip (arXiv 1912.09729), off by default; the entropy bonus is
     `objective.entropy_coef`.
-    Relatives: GRPO (the group in place of the critic), ReinforcePlusPlus (no critic, whitened over the step), DecoupledPPO
-    (corrects for stale data).
+    Relatives: GRPO (the group in place of the critic), ReinforcePlusPlus (no critic, whitened over the step),
+    DecoupledPPO (corrects for stale data).
     """
 
     class Params(MethodParams):

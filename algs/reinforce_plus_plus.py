@@ -18,11 +18,11 @@ class ReinforcePlusPlus(PolicyMethod):
         A = (R - mean of the step) / (std of the step + 1e-8)
         loss = -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)
 
-    Normalises over the whole step, so one response per prompt is enough.
+    The method normalises over the whole step, so one response per prompt is enough.
     Differs from the paper by: mean and std are over responses, where the paper's code takes them over tokens; the KL to
     the reference, in the paper's reward, is `objective.kl` with `placement: reward`; a step without spread gets 0.
-    Relatives: ReinforcePlusPlusBaseline (the group's mean goes first), GRPO (mean and std of each group), PPO (a critic,
-    whitened GAE), REINFORCE (no division, no clip).
+    Relatives: ReinforcePlusPlusBaseline (the group's mean goes first), GRPO (mean and std of each group), PPO (a
+    critic, whitened GAE), REINFORCE (no division, no clip).
     """
 
     class Params(MethodParams):

@@ -18,13 +18,14 @@ class ReinforcePlusPlusBaseline(PolicyMethod):
         A = (R - mean_g) / (std of all R - mean_g of the step + 1e-8)
         loss = -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)
 
-    REINFORCE++ for several responses per prompt: the group's mean is the baseline, so that easy prompts are not rewarded
-    for being easy, and the scale is still the whole step's, so that no group is weighed up for its small spread.
+    REINFORCE++ for several responses per prompt: the group's mean is the baseline, so that easy prompts are not
+    rewarded for being easy, and the scale is still the whole step's, so that no group is weighed up for its small
+    spread.
     Differs from the paper by: mean and std are over responses, where the paper's code takes them over tokens; the KL to
-    the reference, in the paper's loss, is `objective.kl` with `estimator: k2`; a group of one and a step without
-    spread get 0.
-    Relatives: ReinforcePlusPlus (the step's mean as baseline), GRPO (std of each group), LitePPO (std of all R), ScaleRL
-    (the same but for n in place of n - 1; caps the weight).
+    the reference, in the paper's loss, is `objective.kl` with `estimator: k2`; a group of one and a step without spread
+    get 0.
+    Relatives: ReinforcePlusPlus (the step's mean as baseline), GRPO (std of each group), LitePPO (std of all R),
+    ScaleRL (the same but for n in place of n - 1; caps the weight).
     """
 
     class Params(MethodParams):

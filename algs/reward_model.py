@@ -11,15 +11,16 @@ from algs.records import PolicyTokens, TokenLoss
 
 
 class RewardModel(PolicyMethod):
-    """A reward model by the likelihood of Bradley and Terry (1952; as in Ouyang et al. 2022, arXiv 2203.02155, equation 1).
+    """A reward model by the Bradley-Terry likelihood (1952; Ouyang et al. 2022, arXiv 2203.02155, equation 1).
 
         score(y) = the value head's output at the last token of the response
         loss = -log sigma(score(chosen) - score(rejected) - margin)
                + centering (score(chosen) + score(rejected))^2, one per pair
 
-    Not a policy: it learns to score responses so that the chosen one scores higher, and is then a reward for reinforcement
-    learning. Its one loss trains the value head and the model beneath it together. The likelihood does not fix where the
-    scores lie; centering keeps them near 0, so that scores of different prompts and runs can be compared.
+    The result is not a policy: it learns to score responses so that the chosen one scores higher, and is then a reward
+    for reinforcement learning. Its one loss trains the value head and the model beneath it together. The likelihood
+    does not fix where the scores lie; centering keeps them near 0, so that scores of different prompts and runs can be
+    compared.
     Differs from the paper by: one pair per prompt counts as one (the paper takes all pairs of a ranking together). The
     margin is from Llama 2 (2307.09288, equation 2; one for all pairs here), centering from Eisenstein et al. 2023
     (2312.09244, where it is 0.01); both are off by default.

@@ -11,7 +11,7 @@ class SFT(PolicyMethod):
 
         loss = -log pi
 
-    Learns to repeat the given responses. `token_mean` is the usual cross-entropy, here exact over the optimizer step:
+    The policy learns to repeat the given responses. `token_mean` is the usual cross-entropy, exact over the update:
     every trained token of all micro-batches and ranks counts the same.
     Differs from the paper by: nothing; there is no paper.
     Relatives: REINFORCE (weighs each response with its advantage), ORPO (adds a penalty on rejected responses), DPO

@@ -16,12 +16,12 @@ class SimPO(PolicyMethod):
         loss = -log sigma(reward(chosen) - reward(rejected) - gamma), one per pair
 
     The reward is what the model ranks by when it generates, and needs no reference model: less memory, one forward pass
-    less. The chosen response must win by gamma. Nothing holds the policy to where it began but the learning rate and the
-    length of training: keep both small.
+    less. The chosen response must win by gamma. Nothing holds the policy to where it began but the learning rate and
+    the length of training: keep both small.
     Differs from the paper by: nothing. gamma is the paper's, on the scale of the reward; configurations elsewhere may
     name gamma / beta.
-    Relatives: DPO (a reference, sums over the response), IPO (a target margin too, with a reference), ORPO (no reference
-    either, holds on by maximum likelihood).
+    Relatives: DPO (a reference, sums over the response), IPO (a target margin too, with a reference), ORPO (no
+    reference either, holds on by maximum likelihood).
     """
 
     class Params(MethodParams):

@@ -1,1 +1,1 @@
-"""What can be learned about a method by asking it on made-up tokens."""
+"""This room finds out what a method does by running it on made-up tokens."""

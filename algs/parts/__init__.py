@@ -1,1 +1,1 @@
-"""What several methods share: clipped surrogates, aggregation, KL estimators, preference log-ratios."""
+"""This room holds the parts that several methods share: clipped surrogates, aggregation, KL, preference log-ratios."""

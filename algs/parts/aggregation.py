@@ -1,7 +1,7 @@
-"""How per-token losses become one number: a weight per trajectory, so that loss = sum over tokens of weight * value.
+"""Aggregation turns per-token losses into one number: the sum over tokens of a weight times the token's loss.
 
-Every mode's weight is constant within a trajectory and its denominators are global over the optimizer step. The driver
-computes the weights once, before sharding; any split into micro-batches, packing or ranks then gives the same gradient.
+In every mode the weight is constant within a trajectory, and its denominators are global over the update. The driver
+computes the weights once, before sharding, so any split into micro-batches and ranks gives the same gradient.
 """
 
 from __future__ import annotations
@@ -13,10 +13,14 @@ MODES = ("token_mean", "sequence_mean", "prompt_mean", "fixed_length")
 
 
 def token_weights(mode: str, lengths: Tensor, group: Tensor, max_new_tokens: int) -> Tensor:
-    """Weight of each token's loss, one per trajectory. lengths [S] int64, group [S] int64 in 0..P-1 -> [S] float32
+    """Return the weight of each trajectory's tokens. lengths [S] int64, group [S] int64 in 0..P-1 -> [S] float32
 
-    token_mean: 1/sum(T). sequence_mean: 1/(S*T_i) (GRPO). prompt_mean: 1/(P*tokens of the prompt) (ScaleRL).
-    fixed_length: 1/(S*max_new_tokens) (Dr. GRPO). Trajectories without action tokens count in none of them.
+    It is 1/sum(T) for token_mean, 1/(S*T_i) for sequence_mean (GRPO), 1/(P*tokens of the prompt) for prompt_mean
+    (ScaleRL) and 1/(S*max_new_tokens) for fixed_length (Dr. GRPO). S and P do not count trajectories without action
+    tokens.
+
+    Raises:
+        ValueError: `mode` is not one of MODES.
     """
     tokens = lengths.to(torch.float64)
     present = lengths > 0

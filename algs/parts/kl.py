@@ -9,10 +9,14 @@ ESTIMATORS = ("k1", "k2", "k3")
 
 
 def estimate(name: str, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """k1 = log(pi/ref), k2 = k1^2 / 2, k3 = ref/pi - 1 - log(ref/pi). [N] -> [N]
+    """Return k1 = log(pi/ref), k2 = k1^2 / 2 or k3 = ref/pi - 1 - log(ref/pi). [N], [N] -> [N]
 
-    As a loss, k1 has no useful gradient (its expectation is zero), k2 has the gradient of KL(pi || ref), k3 that of
-    KL(ref || pi) reweighted onto pi's samples. Nothing is clamped: clamping inside k3 flips the gradient's sign.
+    As a loss, k1 has no useful gradient (its expectation is zero), k2 has the gradient of KL(pi || ref), and k3 that of
+    KL(ref || pi) reweighted onto pi's samples. Nothing is clamped, because clamping inside k3 flips the gradient's
+    sign.
+
+    Raises:
+        ValueError: `name` is not one of ESTIMATORS.
     """
     log_ratio = logprobs - ref_logprobs
     if name == "k1":
