@@ -72,9 +72,10 @@ def reinforce_plus_plus(groups: Groups) -> Tensor:
 
 
 def reinforce_plus_plus_baseline(groups: Groups) -> Tensor:
-    """Return (R - mean_g) / (std of all R - mean_g of the step + 1e-8), std with n - 1, [S].
+    """Return (R - mean_g) / (std of all R - mean_g of the step + 1e-8), std with n - 1 (REINFORCE++-baseline, arXiv
+    2501.03262), [S].
 
-    This is REINFORCE++-baseline (arXiv 2501.03262). A step without spread, and a group of one, get 0.
+    A step without spread, and a group of one, get 0.
     """
     centred = _centred(groups)  # its mean is 0 but for rounding, which must not reach groups without a signal
     return torch.where(centred == 0, 0.0, whiten(centred)).to(groups.rewards.dtype)
@@ -86,11 +87,11 @@ def gae(
     gae_lambda: Annotated[float, knob("1: sum of rewards minus V. 0: one-step error.", ge=0, le=1)] = 0.95,
     bootstrap_truncated: Annotated[bool, knob("Whether a cut response is worth V of where it was cut.")] = True,
 ) -> Tensor:
-    """Return generalised advantage estimates, [N] float32, not whitened; A + V are the returns.
+    """Return A_t = delta_t + discount gae_lambda A_t+1, where delta_t = r_t + discount V_t+1 - V_t (Schulman et al.
+    2016, arXiv 1506.02438), [N] float32, not whitened. A + V are the returns.
 
-    delta_t = r_t + discount V_t+1 - V_t, A_t = delta_t + discount gae_lambda A_t+1 (Schulman et al. 2016, arXiv
-    1506.02438). After the last token, V is 0 when the response ended, and the value of the state reached when it was
-    cut at the length limit. With bootstrap_truncated false it is 0 in both cases: the limit is then part of the task.
+    After the last token, V is 0 when the response ended, and the value of the state reached when it was cut at the
+    length limit. With bootstrap_truncated false it is 0 in both cases: the limit is then part of the task.
 
     Raises:
         ValueError: there are no values, because the method has no critic.

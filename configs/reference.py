@@ -114,7 +114,8 @@ def _functions(kind: Kind) -> str:
 
 
 def _first_paragraph(thing: Any) -> str:
-    return " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
+    first = " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
+    return first.removeprefix("Return ")  # a table names what is returned
 
 
 def _table(fields: dict[str, FieldInfo]) -> str:

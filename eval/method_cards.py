@@ -112,8 +112,8 @@ def card(name: str) -> str:
 
 def _advantage(method: type[PolicyMethod]) -> str:
     function = advantage_function(method)
-    first = " ".join((function.__doc__ or "").split("\n\n")[0].split()) if function else ""
-    first = re.sub(r" \[[SN]\]( float32)?", "", first)
+    first = " ".join((function.__doc__ or "").split("\n\n")[0].split()).removeprefix("Return ") if function else ""
+    first = re.sub(r",? \[[SN]\]( float32)?", "", first)
     return f"`{advantage(method)}`: {_cell(first)}" if first else advantage(method)
 
 
