@@ -278,6 +278,27 @@ def link_complaints(files: dict[str, str]) -> list[str]:
     return complaints
 
 
+def mirror_complaints(files: dict[str, str]) -> list[str]:
+    """Tests that do not lie where what they test lies: unit_tests/ROOM/test_X.py is of ROOM/X.py, or of the room itself, where X
+    may go on with an aspect (_LIKE_THIS). At the top lie tests of pages and of the house; in e2e/ they go by subject."""
+    names: dict[str, set[str]] = {"": {"house_rules", "docs"}}
+    for path in files:
+        parent = str(Path(path).parent)
+        if path.endswith(".py") and not path.startswith("unit_tests/"):
+            names.setdefault(parent, {Path(parent).name}).add(Path(path).stem.strip("_"))
+        elif path.endswith(".md"):
+            names[""].add(Path(path).stem.lower())
+    complaints = []
+    for path in files:
+        room, _, name = path.removeprefix("unit_tests/").rpartition("/")
+        if not path.startswith("unit_tests/") or not re.match(r"test_\w+\.py", name) or room.startswith("e2e"):
+            continue
+        words = name.removeprefix("test_").removesuffix(".py")
+        if not any(f"{words}_".startswith(f"{one}_") for one in names.get(room, ())):
+            complaints.append(f"{path}: {room or 'the repository'} has no file whose test this is, by its name")
+    return complaints
+
+
 BAD_HOUSE = [
     (
         floor_complaints,
@@ -315,6 +336,8 @@ BAD_HOUSE = [
     (link_complaints, {"docs/A.md": "[x](B.md)"}, "B.md leads nowhere"),
     (link_complaints, {"docs/A.md": "# One\n[x](#two)"}, "no heading #two"),
     (link_complaints, {"docs/A.md": "see `algs/nothing.py`"}, "names algs/nothing.py"),
+    (mirror_complaints, {"eval/a.py": "", "unit_tests/eval/test_ab.py": ""}, "eval has no file"),
+    (mirror_complaints, {"eval/a.py": "", "unit_tests/test_a.py": ""}, "the repository has no file"),
 ]
 
 
@@ -333,6 +356,10 @@ GOOD_HOUSE = {
     "benchmarks/a.py": "import orchestration.rl.loop\nfrom vllm import LLM",
     "rollouts/vllm/a.py": "from vllm import SamplingParams\nfrom vllm.outputs import CompletionOutput",
     "rollouts/vllm/internals.py": "from vllm.v1.engine import x",
+    "unit_tests/algs/test_a_in_bfloat16.py": "",
+    "unit_tests/rollouts/vllm/test_vllm.py": "",
+    "unit_tests/test_a.py": "",
+    "unit_tests/e2e/test_anything.py": "",
     "docs/A.md": "# One two\n[x](#one-two) [web](https://example.org) `rewards/a.py`\n```\n[no](link.md)\n```",
     "a.txt": "https://example.org/tmp/x and runs/tmp/x and /dev/shm and $HOME/tmp/x",
 }
@@ -345,6 +372,7 @@ RULES = [
     name_complaints,
     path_complaints,
     link_complaints,
+    mirror_complaints,
 ]
 
 

@@ -1,7 +1,7 @@
 """Every method against an independent reading of its paper (reference.py), one row of the table for each.
 
-What is special to a method stands in a file of its own; what holds for all of them without a reference, in test_traps.py,
-test_invariance.py and test_identities.py.
+What is special to a method stands in a file of its own; what holds for all of them without a reference, in test_algs_traps.py,
+test_algs_invariance.py and test_algs_identities.py.
 """
 
 from __future__ import annotations

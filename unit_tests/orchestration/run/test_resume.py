@@ -137,7 +137,7 @@ def numbers(run: Path) -> list[dict[str, float]]:
 
 @pytest.mark.ranks
 def test_a_job_killed_and_resumed_has_the_numbers_of_one_never_killed(jobs, rank_groups):
-    """Alone catches a preference job whose order, reference or counters a resumption changes (test_supervised_command_line:
+    """Alone catches a preference job whose order, reference or counters a resumption changes (test_command_line_supervised:
     sft, on two ranks). The one never killed is done by the session's rank."""
     rank_groups[1].run("unit_tests.orchestration.ranks.supervised_rank", jobs)
     whole, run = jobs / "runs_1/dpo", jobs / "runs/killed"

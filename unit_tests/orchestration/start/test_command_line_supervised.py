@@ -22,7 +22,7 @@ from orchestration.start import command_line
 from unit_tests.tiny_model import write_tiny_model
 from unit_tests.waiting import wait_for
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 BIN = Path(sys.executable).parent
 STEPS = 120
 JOB = {

@@ -22,7 +22,7 @@ from orchestration.run.resume import DriverState
 from orchestration.start import command_line
 from unit_tests.tiny_model import write_tiny_model
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 JOB = """
 run: {name: job}
 model: {path: tiny, dtype: float32, device: cpu}

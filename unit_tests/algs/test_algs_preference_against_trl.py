@@ -1,6 +1,6 @@
 """Our preference losses against trl's own code, run here: DPO's, KTO's, CPO's (SimPO), ORPO's and the reward trainer's.
 
-As in test_against_trl.py the trainers are made without their constructors, and the model's answer is given: everything
+As in test_algs_against_trl.py the trainers are made without their constructors, and the model's answer is given: everything
 after it is theirs, padding and masks included.
 """
 
