@@ -237,8 +237,8 @@ class Sender:
 
     def join(self) -> None:
         offer = self.sender.offer()
-        told = {**offer, "first_rank": 1, "size": self.size, "timeout_seconds": 10.0, "join_seconds": 30.0}
-        joining = self.pool.submit(self.sender.join, offer, self.size, 10.0, 30.0)
+        told = {**offer, "first_rank": 1, "size": self.size, "timeout_seconds": 60.0, "join_seconds": 120.0}
+        joining = self.pool.submit(self.sender.join, offer, self.size, 60.0, 120.0)
         self.pair.run(self.pair.engine.join_transfer(told))
         joining.result()
 
@@ -340,14 +340,14 @@ def test_a_trainer_killed_in_the_middle_of_a_broadcast_leaves_an_engine_that_ref
 ) -> None:
     torch.save(published_tensors(random_model(45)), tmp_path / "tensors.pt")
     version = pair.version + 1
-    arguments = ["10", str(tmp_path / "tensors.pt"), "0.2", str(version)]
+    arguments = ["60", str(tmp_path / "tensors.pt"), "0.2", str(version)]
     process = subprocess.Popen(
         [sys.executable, "-m", "unit_tests.orchestration.ranks.broadcast_sender", *arguments],
         cwd=ROOT, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout is not None
     told = {**json.loads(process.stdout.readline()), "first_rank": 1, "size": 2}
-    pair.run(pair.engine.join_transfer({**told, "timeout_seconds": 10.0, "join_seconds": 60.0}))
+    pair.run(pair.engine.join_transfer({**told, "timeout_seconds": 60.0, "join_seconds": 60.0}))
 
     async def load_and_kill() -> float:
         loading = asyncio.create_task(pair.engine.load_weights(version, {"version": version}))
@@ -359,7 +359,7 @@ def test_a_trainer_killed_in_the_middle_of_a_broadcast_leaves_an_engine_that_ref
             await loading
         return time.monotonic() - killed
 
-    assert pair.run(load_and_kill()) < 8
+    assert pair.run(load_and_kill()) < 50, "the time-out is 60 s"
     process.communicate()
     with pytest.raises(WeightLoadError, match="broke off"):
         pair.generate(Sampling(max_new_tokens=4))

@@ -18,6 +18,7 @@ from orchestration.cluster.heartbeat import Activity, Heartbeat
 from orchestration.cluster.processes import lead_own_group
 from orchestration.cluster.ray_session import started_ray
 from orchestration.cluster.watchdog import TrainerLost, Watch
+from unit_tests.waiting import PATIENCE_SECONDS, wait_for
 
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,9 +50,8 @@ def started(count: int, watch: Watch) -> tuple[list[Any], list[int]]:
     actors = [ray.remote(concurrency_groups={"heartbeat": 1})(Rank).options(num_cpus=0).remote() for _ in range(count)]
     members = [watch.add(f"trainer rank {i}", actor, TrainerLost) for i, actor in enumerate(actors)]
     processes = watch.get([actor.process.remote() for actor in actors], "start", stall_seconds=120)
-    while any(member.heartbeat is None for member in members):  # who has never answered is named in other words
-        watch.look()
-        time.sleep(0.1)
+    # who has never answered is named in other words
+    wait_for(lambda: watch.look() or all(member.heartbeat for member in members), "all have answered")
     return actors, processes
 
 
@@ -66,7 +66,9 @@ def test_with_the_shortest_time_out_the_frozen_rank_is_named_and_not_the_one_tha
     watch = Watch(stall_seconds=5.0)
     (waiting, frozen), (_, pid) = started(2, watch)
     os.kill(pid, signal.SIGSTOP)
-    with pytest.raises(TrainerLost, match=r"step: trainer rank 1 .*has not answered for 5 s.* trainer rank 0") as lost:
+    with pytest.raises(
+        TrainerLost, match=r"step: trainer rank 1 .*has not answered for \d+ s.* trainer rank 0"
+    ) as lost:
         watch.get([waiting.work.remote(60), frozen.work.remote(60)], "step")
     assert lost.value.name == "trainer rank 1"
     ray.kill(waiting)
@@ -80,7 +82,7 @@ def test_a_rank_is_frozen_and_the_collective_of_another_gives_up_before_the_watc
     began = time.monotonic()
     with pytest.raises(TrainerLost, match=r"trainer rank 1 .*has not answered") as lost:
         watch.get([waiting.work.remote(3, "all-reduce timed out"), frozen.work.remote(60)], "step")
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < PATIENCE_SECONDS, "the watchdog waits for an hour"
     assert "timed out" in str(lost.value.__cause__)
     ray.kill(waiting)
 
@@ -91,11 +93,8 @@ def test_a_dead_rank_that_was_found_before_the_complaint_of_another_is_the_one_t
     (complaining, dead), (_, pid) = started(2, watch)
     os.kill(pid, signal.SIGKILL)
     calls = [complaining.work.remote(0, "connection closed by peer"), dead.work.remote(60)]
-    deadline = time.monotonic() + 30
-    while not watch._lost and time.monotonic() < deadline:
-        watch.look()
-        time.sleep(0.1)
-    ray.wait(calls, num_returns=2, timeout=30)
+    wait_for(lambda: watch.look() or watch._lost, "the death is found")
+    ray.wait(calls, num_returns=2, timeout=PATIENCE_SECONDS)
     with pytest.raises(TrainerLost, match=r"trainer rank 1 .*died") as lost:
         watch.get(calls, "step")
     assert lost.value.name == "trainer rank 1" and "closed by peer" in str(lost.value.__cause__)
@@ -128,6 +127,6 @@ print("lost as it should be")
 """
     threshold = {"RAY_memory_usage_threshold": "0.001", "RAY_memory_monitor_refresh_ms": "100"}
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, **threshold}, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, **threshold}, capture_output=True, text=True, timeout=PATIENCE_SECONDS
     )  # fmt: skip
     assert "lost as it should be" in done.stdout, done.stderr[-3000:]

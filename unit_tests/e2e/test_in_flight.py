@@ -18,6 +18,7 @@ from rollouts.vllm.engine import InFlight, LoadReport
 from rollouts.vllm.response import Generation
 from rollouts.vllm.sampling import Sampling
 from unit_tests.e2e.engine_pair import PROMPTS, Pair, published_tensors, random_model, reference_logprobs
+from unit_tests.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.e2e
 
@@ -141,7 +142,7 @@ def test_a_response_begins_under_the_version_it_was_admitted_for(versions: Versi
         await pair.engine.generate(PROMPT, SHORT, 0, "p", 0, oldest_version=coming - 1)
         assert not any(call.done() for call in calls)
         await versions.load("recompute")
-        return await asyncio.wait_for(asyncio.gather(*calls), 30)
+        return await asyncio.wait_for(asyncio.gather(*calls), PATIENCE_SECONDS)
 
     for one in pair.run(asked_too_early()):
         assert set(one.versions.tolist()) == {coming}
@@ -165,7 +166,8 @@ def test_who_was_admitted_for_an_older_version_is_served_first(versions: Version
         while len(pair.engine.requests.running) < more_than_run_at_once:
             await asyncio.sleep(0.01)
         older = [asyncio.create_task(respond(f"old{i}", pair.version - 1)) for i in range(4)]
-        await asyncio.sleep(0.1)
+        while len(pair.engine._running) < more_than_run_at_once + len(older):
+            await asyncio.sleep(0.01)
         await pair.engine.resume()
         await asyncio.gather(*newer, *older)
 
@@ -273,8 +275,8 @@ def test_a_drained_engine_begins_nothing_until_weights_have_come(versions: Versi
     assert all((one.versions == first).all() for one in long)
     assert all((one.versions == first + 1).all() for one in waiting)
     assert report.drain_seconds > 0 and report.requests_in_flight == 0
-    report = pair.run(versions.load("drain"))
-    assert report.drain_seconds < 0.1, "that was of the version before"
+    again = pair.run(versions.load("drain"))
+    assert again.drain_seconds < report.drain_seconds, "that was of the version before"
     assert pair.gap(pair.generate(SHORT), 1.0) < TOLERANCE_NATS
 
 
@@ -334,9 +336,10 @@ def test_a_cancelled_request_leaves_the_engine(versions: Versions) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        while pair.engine._llm.output_processor.has_unfinished_requests():
+            await asyncio.sleep(0.01)
         before = pair.engine.tokens_generated()
         await asyncio.sleep(0.3)
-        assert not pair.engine._llm.output_processor.has_unfinished_requests()
         return before, pair.engine.tokens_generated()
 
     before, after = versions.pair.run(cancel())

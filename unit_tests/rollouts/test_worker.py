@@ -188,17 +188,15 @@ async def collected(worker, count):
 
 def test_what_was_asked_is_collected_once_in_order_of_finishing(model):
     async def do(worker):
-        began = time.monotonic()
         await worker.submit(requests_for(3, 2))
-        asked_seconds = time.monotonic() - began
+        assert not worker._ended, "it does not wait for the first"
         ids = await collected(worker, 3)
         rest, _ = await worker.collect(0.0)
-        return worker.engine, asked_seconds, ids, rest
+        return worker.engine, ids, rest
 
-    engine, asked_seconds, ids, rest = with_worker(model, do, ScriptedEngine({"p0": 0.6, "p1": 0.3, "p2": 0.0}))
+    engine, ids, rest = with_worker(model, do, ScriptedEngine({"p0": 0.6, "p1": 0.3, "p2": 0.0}))
     assert ids == ["g2", "g1", "g0"]
     assert rest == []
-    assert asked_seconds < 0.1
     order = [(prompt, sample) for _, prompt, sample in engine.asked]
     assert order == [(f"p{i}#0", sample) for i in range(3) for sample in range(2)]  # begun in the order of asking
 
@@ -206,14 +204,15 @@ def test_what_was_asked_is_collected_once_in_order_of_finishing(model):
 def test_collect_returns_all_there_are_and_waits_only_for_the_first(model):
     async def do(worker):
         await worker.submit(requests_for(3, 1))
-        await asyncio.sleep(1.0)  # two are done by now
+        while worker._groups.running > 1:
+            await asyncio.sleep(0.01)
         began = time.monotonic()
         groups = (await worker.collect(30))[0]
         return [group.group_id for group in groups], time.monotonic() - began
 
     ids, seconds = with_worker(model, do, ScriptedEngine({"p0": 0.0, "p1": 0.1, "p2": 60.0}))
     assert sorted(ids) == ["g0", "g1"]
-    assert seconds < 0.5
+    assert seconds < 20, "it waited for the third"
 
 
 def test_collect_waits_no_longer_than_told_and_counts_meanwhile(model):
@@ -224,13 +223,13 @@ def test_collect_waits_no_longer_than_told_and_counts_meanwhile(model):
         assert groups == []
         seconds = time.monotonic() - began
         await asyncio.sleep(0.2)
-        worker.engine.pause += 0.1  # the engine stood still for half of the time
-        return seconds, first, (await worker.collect(0.0))[1]
+        worker.engine.pause += 0.1  # the engine stood still for a part of the time
+        return seconds, first, (await worker.collect(0.0))[1], time.monotonic() - began
 
-    seconds, first, then = with_worker(model, do, ScriptedEngine({"p0": 60.0, "p1": 60.0}))
-    assert 0.3 <= seconds < 1.0
-    assert first.busy_seconds == pytest.approx(seconds, abs=0.05)
-    assert then.busy_seconds - first.busy_seconds == pytest.approx(0.1, abs=0.08)
+    seconds, first, then, in_all = with_worker(model, do, ScriptedEngine({"p0": 60.0, "p1": 60.0}))
+    assert 0.3 <= seconds < 30, "it waited for a response"
+    assert 0.29 < first.busy_seconds <= seconds
+    assert first.busy_seconds + 0.09 < then.busy_seconds <= in_all - 0.1, "the pause does not count"
     assert then.paused_seconds == 0.1
 
 
@@ -282,14 +281,15 @@ def test_the_other_responses_of_a_broken_group_end(model):
 def test_cancelled_groups_end_and_never_come(model):
     async def do(worker):
         await worker.submit(requests_for(3, 2))
-        await asyncio.sleep(0.5)  # g0 is finished, and not collected
+        while not worker._ended:  # g0 is not collected
+            await asyncio.sleep(0.01)
         await worker.cancel(["g0", "g1", "unknown"])
         groups, _ = await worker.collect(0.0)
         assert groups == [] and worker._groups.running == 1
         await worker.submit(requests_for(1, 2, step=2))  # g0 again
         return worker.engine, await collected(worker, 2)
 
-    engine, ids = with_worker(model, do, ScriptedEngine({"p0": 0.0, "p1": 60.0, "p2": 1.0}))
+    engine, ids = with_worker(model, do, ScriptedEngine({"p0": 0.0, "p1": 60.0, "p2": 2.0}))
     assert engine.cancelled == [("p1#0", 0), ("p1#0", 1)]
     assert ids == ["g0", "g2"]
 
@@ -297,7 +297,8 @@ def test_cancelled_groups_end_and_never_come(model):
 def test_closing_ends_what_is_under_way(model):
     async def do(worker):
         await worker.submit(requests_for(1, 2))
-        await asyncio.sleep(0.05)
+        while len(worker.engine.asked) < 2:
+            await asyncio.sleep(0.01)
         return worker.engine
 
     assert len(with_worker(model, do, ScriptedEngine({"p0": 60.0})).cancelled) == 2
