@@ -200,7 +200,7 @@ def sender_process(tmp_path: Path) -> Iterator[Any]:
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_sender_killed_or_frozen_in_the_middle_is_noticed_in_time(sender_process: Any, sent: int) -> None:
-    process, group = sender_process(timeout_seconds=2.0, tensors=100, seconds_apart=0.1)
+    process, group = sender_process(timeout_seconds=6.0, tensors=100, seconds_apart=0.05)
     struck: list[float] = []
 
     def strike(tensors: list[Named]) -> None:
@@ -210,7 +210,7 @@ def test_a_sender_killed_or_frozen_in_the_middle_is_noticed_in_time(sender_proce
 
     with pytest.raises(TransferFailed, match="broke off"):
         received(group, 1, strike)
-    assert time.monotonic() - struck[0] < 30, "the time-out is 2 s"
+    assert time.monotonic() - struck[0] < 50, "the time-out is 6 s, and 60 for a group to come together"
     group.close()
 
 
