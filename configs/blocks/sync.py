@@ -24,8 +24,8 @@ class Sync(Block):
         256.0,
         gt=0,
         le=16384,
-        description="With nccl between GPUs: weights are sent in buckets of about this many MiB; two are held on the trainer's "
-        "device, and two on each engine's. Between CPU processes they are sent tensor by tensor.",
+        description="With nccl: engines load weights in buckets of about this many MiB. Between GPUs weights are sent in "
+        "them too: two are held on the trainer's device, and two on each engine's.",
     )
     probe_prompts: int = Field(
         4,

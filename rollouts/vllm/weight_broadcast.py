@@ -3,8 +3,8 @@ through it.
 
 A version is announced (names, dtypes, shapes), then its tensors come, and at the end the sender says how many there
 were and their checksum. Between GPUs this is vLLM's NCCL communicator and its packed broadcast, between CPU processes
-torch's gloo, tensor by tensor. Nothing here waits for ever: what does not move for `timeout_seconds` raises
-`TransferFailed`.
+torch's gloo, tensor by tensor; engines load them in buckets. Nothing here waits for ever: what does not move for
+`timeout_seconds` raises `TransferFailed`.
 """
 
 from __future__ import annotations
@@ -62,11 +62,14 @@ class GlooGroup:
             self.broadcast(bytes_of(tensor))
 
     def receive_tensors(self, expected: list[TensorInfo], load: Load, bucket_bytes: int) -> None:
+        bucket: list[Named] = []
         for info in expected:
             shape, dtype = info.kind
-            tensor = torch.empty(shape, dtype=dtype)
-            self.broadcast(bytes_of(tensor))
-            load([(info.name, tensor)])
+            bucket.append((info.name, torch.empty(shape, dtype=dtype)))
+            self.broadcast(bytes_of(bucket[-1][1]))
+            if sum(tensor.nbytes for _, tensor in bucket) > bucket_bytes or info is expected[-1]:
+                load(bucket)  # vLLM looks up all its parameters in every call
+                bucket = []
 
     def close(self) -> None:
         """Leave. A member in the middle of a broadcast sees the connection end."""
