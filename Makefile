@@ -1,6 +1,6 @@
 # The two commands are `make grpo` and `make test`; `make help` lists the rest.
 #   DEVICE=cpu|cuda   instead of what nvidia-smi says
-#   PYTHON=...        the Python 3.11 to make .venv with
+#   PYTHON=...        the Python 3.11 or 3.12 to make .venv with
 #   ARGS="..."        arguments passed on, e.g. make grpo ARGS="--set train.steps=20"
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c

@@ -2,7 +2,7 @@
 # Makes the virtual environment from the lock files: requirements/install.sh <cpu|cuda> <run|dev>
 # May be run again at any time: it does nothing when all is there, and repairs what an interrupted run left behind.
 #   VENV=.venv      where to make it
-#   PYTHON=python   a Python 3.11 to make it with, when none of the usual names is one
+#   PYTHON=python   a Python 3.11 or 3.12 to make it with, when none of the usual names is one
 set -euo pipefail
 cd "$(dirname "$0")/.."
 device=$1 extras=$2
@@ -22,14 +22,15 @@ die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
 find_python() {
   local candidate
-  for candidate in ${PYTHON:-python3.11 python3 python "$HOME"/.pyenv/versions/3.11*/bin/python}; do
-    "$candidate" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null || continue
+  for candidate in ${PYTHON:-python3.11 python3.12 python3 python "$HOME"/.pyenv/versions/3.1[12]*/bin/python}; do
+    "$candidate" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null || continue
     command -v "$candidate"
     return
   done
-  die "Python 3.11 with its venv module is needed and was not found.
-  Debian 12:  apt-get install python3.11 python3.11-venv python3.11-dev
-  elsewhere:  pyenv install 3.11, or uv python install 3.11
+  die "Python 3.11 or 3.12 with its venv module is needed and was not found.
+  Debian 12:     apt-get install python3.11 python3.11-venv python3.11-dev
+  Ubuntu 24.04:  apt-get install python3.12 python3.12-venv python3.12-dev
+  elsewhere:     pyenv install 3.11, or uv python install 3.11
   then, if it is not on the PATH:  make ... PYTHON=/path/to/python3.11"
 }
 
@@ -38,8 +39,8 @@ make_venv() {
     if [ -f "$venv/.device" ] && [ "$(cat "$venv/.device")" != "$device" ]; then
       say "$venv was made for $(cat "$venv/.device"); making it anew for $device"
       rm -rf "$venv"
-    elif ! "$bin/python" -m pip --version 2>/dev/null | grep -q 'python 3\.11'; then
-      say "$venv is incomplete or not Python 3.11; making it anew"
+    elif ! "$bin/python" -m pip --version 2>/dev/null | grep -qE 'python 3\.1[12]\)'; then
+      say "$venv is incomplete or neither Python 3.11 nor 3.12; making it anew"
       rm -rf "$venv"
     fi
   fi
@@ -57,7 +58,7 @@ check_compiler() {
   command -v cc > /dev/null || die "a C compiler is needed to install: apt-get install gcc"
   local header
   header=$("$bin/python" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h
-  [ -f "$header" ] || die "the headers of Python are needed to install ($header is missing): apt-get install python3.11-dev"
+  [ -f "$header" ] || die "the headers of Python are needed to install ($header is missing): apt-get install python3-dev, of its version"
 }
 
 # The CPU build is asked for by its full version, so the CUDA build can never be taken in its place.

@@ -149,7 +149,7 @@ def test_dry_run_is_quick(folder: Path) -> None:
     started = cpu_seconds()
     done = ran(folder, "--config", "job.yaml", "--dry-run", "--set", GENERATED)
     assert done.returncode == 0, done.stderr
-    assert cpu_seconds() - started < 7, "it takes 3; a busy machine may make that 5"
+    assert cpu_seconds() - started < 10, "it takes 3; a slow and busy machine may make that 7"
 
 
 def outcome(folder: Path, monkeypatch: Any, name: str, run: Any) -> int:
