@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from configs.blocks.rl import EvalConfig
+from configs.blocks.evaluation import EvalConfig
 from orchestration.start.command_line import main
 from orchestration.start.job_kind import JobKind
 from orchestration.start.load_data import load_prompt_sets

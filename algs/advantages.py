@@ -33,7 +33,7 @@ def group_zscore(
     centred = _centred(groups)
     variance = groups.sum_by_group(centred.square()) / (groups.sizes - 1).clamp(min=1)
     zscore = centred / (variance.sqrt() + 1e-6)[groups.group]
-    return torch.where(varies(groups, tolerance)[groups.group], zscore, 0.0).to(groups.rewards.dtype)
+    return torch.where(_varies(groups, tolerance)[groups.group], zscore, 0.0).to(groups.rewards.dtype)
 
 
 def rloo(groups: Groups) -> Tensor:
@@ -126,7 +126,7 @@ def whiten(x: Tensor) -> Tensor:
     return ((exact - exact.mean()) / (exact.std() + 1e-8)).to(x.dtype)
 
 
-def varies(groups: Groups, tolerance: float = TOLERANCE) -> Tensor:
+def _varies(groups: Groups, tolerance: float = TOLERANCE) -> Tensor:
     """Return whether each group's rewards differ by more than `tolerance`, [P] bool."""
     shape = groups.sizes
     high = torch.full_like(shape, -torch.inf).scatter_reduce_(0, groups.group, groups.rewards, "amax")

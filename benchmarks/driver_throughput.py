@@ -24,7 +24,7 @@ import psutil
 import torch
 
 from configs.blocks.rl import RLConfig
-from configs.reading.load import method_for
+from configs.reading.load import checked, method_for
 from orchestration.trainer.rl_batches import prepare_updates
 from orchestration.trainer.token_objective import TokenObjective
 from records.rollout import Group, Prompt, Trajectory
@@ -48,21 +48,23 @@ class Shape:
 
 def job_config(shape: Shape) -> RLConfig:
     """GRPO with the filter for groups of equal rewards, on one trainer rank."""
-    return RLConfig.model_validate(
-        {
-            "model": {"path": "none"},
-            "data": {"sources": [{"reasoning_gym": "chain_sum"}]},
-            "algorithm": {"name": "grpo"},
-            "rollout": {
-                "prompts_per_step": shape.groups,
-                "responses_per_prompt": shape.responses,
-                "max_new_tokens": shape.response_tokens,
-                "filters": [{"function": "zero_variance"}],
-            },
-            "reward": {"parts": [{"function": "ended"}]},
-            "schedule": {"mode": "overlap", "max_staleness": 1},
-            "train": {"max_tokens_per_micro_batch": 16_384},
-        }
+    return checked(
+        RLConfig.model_validate(
+            {
+                "model": {"path": "none"},
+                "data": {"sources": [{"reasoning_gym": "chain_sum"}]},
+                "algorithm": {"name": "grpo"},
+                "rollout": {
+                    "prompts_per_step": shape.groups,
+                    "responses_per_prompt": shape.responses,
+                    "max_new_tokens": shape.response_tokens,
+                    "filters": [{"function": "zero_variance"}],
+                },
+                "reward": {"parts": [{"function": "ended"}]},
+                "schedule": {"mode": "overlap", "max_staleness": 1},
+                "train": {"max_tokens_per_micro_batch": 16_384},
+            }
+        )
     )
 
 

@@ -7,21 +7,19 @@ import inspect
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from configs.blocks.objective import Component
-from configs.blocks.rl import EvalConfig, RLConfig
+from configs.blocks.block import Component
+from configs.blocks.evaluation import EvalConfig
+from configs.blocks.rl import RLConfig
 from configs.blocks.supervised import SLConfig
 from configs.reading.messages import model_of
-from plugins import methods as algorithm
-from plugins import parameters
-
-if TYPE_CHECKING:
-    from plugins.objective_parts import Kind
+from plugins.kinds import find, listed
+from plugins.parameters import parameters_of
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "CONFIG.md"
 SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
@@ -88,23 +86,22 @@ def _block(path: str, block: type[BaseModel], written: set[type[BaseModel]], is_
 
 def _methods() -> list[str]:
     parts = []
-    for name in algorithm.listed():
-        method = algorithm.find(name)
-        fields = parameters.model_of_method(method).model_fields
-        use = "" if algorithm.has_advantages(method) else " Not for main_rl.py: it defines no advantage."
+    for name, entry in listed("method").items():
+        method = find("method", name)
+        fields = parameters_of(method).model_fields
+        use = "" if entry.has_advantages else " Not for main_rl.py: it defines no advantage."
         parts.append(f"#### `algorithm.name: {name}`\n")
         parts.append(f"{_first_paragraph(method)}{use}\n")
         parts.append(_table(fields) if fields else "No parameters.\n")
     return parts
 
 
-def _functions(kind: Kind) -> str:
+def _functions(kind: str) -> str:
     """A table of our functions of a kind with their parameters."""
-    from plugins.objective_parts import functions
-
     rows = [f"| {kind} | what it does | parameters |", "|---|---|---|"]
-    for name, function in functions(kind).items():
-        fields = parameters.model_of_function(function).model_fields
+    for name in listed(kind):
+        function = find(kind, name)
+        fields = parameters_of(function).model_fields
         given = [
             f"`{n}` ({', '.join(part for part in (_type(f.annotation), _default(f), _bounds(f)) if part)}): {f.description}"
             for n, f in fields.items()

@@ -18,7 +18,8 @@ from configs.reading.load import ConfigError, load
 from data_feeds.chat.template import load_tokenizer, render_chat
 
 if TYPE_CHECKING:
-    from configs.blocks.rl import EvalConfig, RLConfig
+    from configs.blocks.evaluation import EvalConfig
+    from configs.blocks.rl import RLConfig
     from configs.blocks.supervised import SLConfig
     from data_feeds.examples.examples import Example
     from records.rollout import Trajectory
@@ -77,10 +78,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def load_job(path: str, overrides: Sequence[str]) -> Any:
     """The configuration, of whichever kind of job its method (or the lack of one) makes it. Raises: ConfigError."""
-    from configs.blocks.rl import EvalConfig, RLConfig
+    from configs.blocks.evaluation import EvalConfig
+    from configs.blocks.rl import RLConfig
     from configs.blocks.supervised import SLConfig
     from configs.reading.files import read_job
-    from plugins import methods as algorithm
+    from plugins.kinds import find
 
     try:
         raw, _ = read_job(Path(path))
@@ -90,7 +92,7 @@ def load_job(path: str, overrides: Sequence[str]) -> Any:
     if block is None:
         return load(path, EvalConfig, overrides)
     name = block.get("name") if isinstance(block, dict) else None
-    learns_from_prompts = not isinstance(name, str) or algorithm.find(name).data == "prompts"
+    learns_from_prompts = not isinstance(name, str) or find("method", name).data == "prompts"
     return load(path, RLConfig if learns_from_prompts else SLConfig, overrides)
 
 
@@ -116,9 +118,9 @@ def show_examples(console: Console, config: SLConfig, tokenizer: Any, n: int, id
     """The first examples of the first batch, its layout, and what was left out. Raises ValueError as
     load_supervised_data."""
     from data_feeds.examples.supervised_data import load_supervised_data
-    from plugins import methods as algorithm
+    from plugins.kinds import find
 
-    kind: Any = algorithm.find(config.algorithm.name).data
+    kind: Any = find("method", config.algorithm.name).data
     feed = load_supervised_data(config.data, kind, tokenizer, config.run.seed, max_heldout=n)
     batch = feed.sampler.next(max(n, config.train.batch_size))
     for number, example in enumerate(batch[:n], 1):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from configs.blocks.rl import EvalConfig
+from configs.blocks.evaluation import EvalConfig
 from data_feeds.prompts.prompts import PromptSets
 from eval.pass_at_k import ks_up_to, mean_with_interval, pass_at_k
 from orchestration.cluster.job_shape import EngineJob

@@ -17,7 +17,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
-from typing import get_type_hints
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 
@@ -25,8 +25,8 @@ from algs.introspection import gradient_weights
 from algs.introspection.method_facts import reads
 from algs.method import PolicyMethod
 from algs.records import Groups
-from plugins.from_text import SIGNS, _choices, built, methods, yaml_word
-from plugins.objective_parts import find_method, functions
+from configs.reading.load import method_from_text
+from plugins.kinds import find, listed
 
 DATA = {  # PolicyMethod.data in words
     "prompts": "prompts, which the policy answers, and rewards of its answers",
@@ -34,6 +34,7 @@ DATA = {  # PolicyMethod.data in words
     "pairs": "pairs of a chosen and a rejected response",
     "labels": "responses that are each labelled desirable or not",
 }
+SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 MARKS = {"Differs from": "deviations", "Relatives:": "relatives"}
 
 
@@ -99,21 +100,28 @@ def papers(method: type[PolicyMethod]) -> list[str]:
 
 
 def parameters(method: PolicyMethod) -> list[Parameter]:
-    """The method's parameters with the values they have here."""
+    """Return the method's parameters with the values they have here."""
     hints = get_type_hints(type(method).Params)
-    found = []
+    rows = []
     for field in dataclasses.fields(method.params):
-        bounds = [f"{sign} {field.metadata[key]:g}" for key, (sign, _) in SIGNS.items() if key in field.metadata]
-        bounds += [" or ".join(map(yaml_word, _choices(hints[field.name])))] if _choices(hints[field.name]) else []
-        value = yaml_word(getattr(method.params, field.name))
-        found.append(Parameter(field.name, value, ", ".join(bounds), field.metadata.get("help", "")))
-    return found
+        bounds = [f"{sign} {field.metadata[key]:g}" for key, sign in SIGNS.items() if key in field.metadata]
+        if get_origin(hints[field.name]) is Literal:
+            bounds.append(" or ".join(map(_as_yaml, get_args(hints[field.name]))))
+        value = _as_yaml(getattr(method.params, field.name))
+        rows.append(Parameter(field.name, value, ", ".join(bounds), field.metadata.get("help", "")))
+    return rows
+
+
+def _as_yaml(value: object) -> str:
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def advantage_function(method: type[PolicyMethod]) -> Callable[[Groups], Tensor] | None:
     """The function of algs/advantages.py that a method's advantage calls, itself or through its own functions; None when
     it calls none of them."""
-    offered = functions("advantage")
+    offered = {name: find("advantage", name) for name in listed("advantage")}
     waiting, seen = ["advantages"], set()
     while waiting:
         name = waiting.pop(0)
@@ -165,11 +173,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a parameter; repeatable")
     given = parser.parse_args(arguments)
     if given.method is None:
-        width = max(map(len, methods()))
-        print("\n".join(f"{name:<{width}}  {parts(find_method(name)).title}" for name in methods()))
+        width = max(map(len, listed("method")))
+        for name in listed("method"):
+            print(f"{name:<{width}}  {parts(find('method', name)).title}")
         return 0
     try:
-        print(explanation(given.method, built(given.method, given.set)))
+        print(explanation(given.method, method_from_text(given.method, given.set)))
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1

@@ -17,12 +17,11 @@ from algs.introspection.gradient_weights import weights
 from algs.introspection.method_facts import reads
 from algs.method import PolicyMethod
 from configs.reading.files import read_job
+from configs.reading.load import method_from_text
 from eval import method_weights
 from eval.explain import DATA, Parameter, advantage, advantage_function, papers, parameters, parts
 from eval.pictures import weight_panels
-from plugins.from_text import built
-from plugins.methods import listed
-from plugins.objective_parts import find_method
+from plugins.kinds import find, listed
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs" / "methods"
@@ -40,7 +39,7 @@ PICTURES = {  # file -> what is drawn, and of which methods, by PolicyMethod.dat
 
 def names(data: Collection[str] = tuple(DATA)) -> list[str]:
     """Methods that learn from such data; all have a page."""
-    return [name for name in listed() if find_method(name).data in data]
+    return [name for name in listed("method") if find("method", name).data in data]
 
 
 def texts() -> dict[Path, str]:
@@ -94,7 +93,7 @@ def _with_card(name: str) -> str:
 
 def card(name: str) -> str:
     """What the code says of a method, as Markdown."""
-    method = built(name)
+    method = method_from_text(name)
     cls, doc = type(method), parts(type(method))
     metrics = ", ".join(f"`method/{metric}`" for metric in weights(method).metrics) or "none of its own"
     read = ", ".join(f"`{field}`" for field in sorted(reads(method) - {"advantages"})) or "`logprobs` alone"
@@ -138,7 +137,7 @@ def _parameters(found: list[Parameter]) -> list[str]:
 
 def _linked(relatives: str) -> str:
     """Class names become links to their pages."""
-    pages = {find_method(name).__name__: name for name in names()}
+    pages = {find("method", name).__name__: name for name in names()}
     pattern = re.compile(r"\b(" + "|".join(sorted(pages, key=len, reverse=True)) + r")\b(?= \()")
     return pattern.sub(lambda found: f"[{found[1]}]({pages[found[1]]}.md)", _cell(relatives))
 
@@ -173,11 +172,11 @@ def _between(text: str, begin: str, end: str, made: str, page: str) -> str:
 
 def _rows(methods: list[str]) -> str:
     """A table with a line for each; all of one kind, from rewards or not."""
-    from_rewards = type(built(methods[0])).data == "prompts"
+    from_rewards = type(method_from_text(methods[0])).data == "prompts"
     rows = [f"| method | paper | the idea | {'advantage' if from_rewards else 'data'} | aggregation | config |"]
     rows.append("|---|---|---|---|---|---|")
     for name in methods:
-        method = type(built(name))
+        method = type(method_from_text(name))
         links = " ".join(f"[{link.partition('.org/')[2].removeprefix('abs/')}]({link})" for link in papers(method))
         config = f"[{name}.yaml](../../configs/{name}.yaml)" if config_path(name).is_file() else ""
         page = (PAGES / f"{name}.md").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from algs.introspection.gradient_weights import weights
-from plugins.from_text import built
+from configs.reading.load import method_from_text
 
 DIGITS = 4
 
@@ -54,7 +54,7 @@ AGAINST_MARGIN = Table(
 
 def curves(table: Table, names: Sequence[str]) -> Curves:
     """Return the weights of each method at the table's points, under its default parameters."""
-    return {name: _rounded(*weights(built(name), table.points).curves.values()) for name in names}
+    return {name: _rounded(*weights(method_from_text(name), table.points).curves.values()) for name in names}
 
 
 def _rounded(up: Tensor, down: Tensor) -> Curve:

@@ -1,4 +1,4 @@
-"""The name that a mistyped one most likely means."""
+"""The name that a mistyped one most likely means, and the hint that says so."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ from collections.abc import Iterable
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str | None:
-    """The candidate a mistyped or abbreviated word most likely means, or None."""
+    """Return the candidate that a mistyped or abbreviated word most likely means, or None."""
     names = list(dict.fromkeys(candidates))
     plain = {name.lower().replace("-", "_"): name for name in names}
     wanted = word.lower().replace("-", "_")
     if wanted in plain:
         return plain[wanted]
-    initials = [name for name in names if "".join(part[:1] for part in name.split("_")) == wanted and len(wanted) > 1]
-    close = difflib.get_close_matches(wanted, list(plain), n=1, cutoff=0.6)
-    if close:
+    if close := difflib.get_close_matches(wanted, list(plain), n=1, cutoff=0.6):
         return plain[close[0]]
-    if initials:
-        return initials[0]
+    initials = [name for name in names if "".join(part[:1] for part in name.split("_")) == wanted and len(wanted) > 1]
     containing = [name for key, name in plain.items() if len(wanted) > 3 and (wanted in key or key in wanted)]
-    return containing[0] if containing else None
+    return next(iter(initials + containing), None)
+
+
+def hint(word: str, candidates: Iterable[str]) -> str:
+    """Return the end of a message about an unknown name: the nearest name, or all names when none is near."""
+    names = list(dict.fromkeys(candidates))
+    guess = nearest(word, names)
+    return f"did you mean {guess}?" if guess else f"there are: {', '.join(names) or 'none'}"

@@ -1,58 +1,133 @@
-"""From the parameters of a method or a function to a pydantic model that checks, fills in and documents them."""
+"""The parameters of a plug-in: a pydantic model that checks them, fills them in and documents them."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
+from types import SimpleNamespace
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
-from pydantic_core import InitErrorDetails, PydanticCustomError
 
-if TYPE_CHECKING:
-    from algs.method import PolicyMethod
+from plugins.kinds import find
+from plugins.nearest import hint
+from plugins.wording import text_of
 
 BOUNDS = ("ge", "gt", "le", "lt")
-CLOSED = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
 
 
-def model_of_method(method: type[PolicyMethod]) -> type[BaseModel]:
-    """A pydantic model with the fields, bounds and help of the method's `Params`."""
-    params: Any = method.Params  # a dataclass, which its base class does not tell the type checker
-    hints = get_type_hints(params)
-    fields: dict[str, Any] = {}
+def checked(kind: str, name: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the parameters of what is named, checked by type, bounds and its own rule, with defaults filled in.
+
+    Raises:
+        ValidationError: located at the wrong parameters.
+        ValueError: nothing of that name is found, or its own rule refuses the parameters together.
+    """
+    plugin = find(kind, name)
+    try:
+        return values_for(plugin, given)
+    except ValidationError:
+        raise
+    except ValueError as error:
+        raise ValueError(f"{kind} '{name}': {error}") from error
+
+
+def check(kind: str, name: str, given: dict[str, Any]) -> None:
+    """Do as `checked`, with every problem in one text.
+
+    Raises:
+        ValueError: nothing of that name is found, or it does not take these parameters.
+    """
+    try:
+        checked(kind, name, given)
+    except ValidationError as error:
+        known = list(parameters_of(find(kind, name)).model_fields)
+        problems = [
+            f"params.{'.'.join(map(str, item['loc']))}: "
+            + (
+                f"unknown key; {hint(str(item['loc'][-1]), known)}"
+                if item["type"] == "extra_forbidden"
+                else text_of(item)
+            )
+            for item in error.errors(include_url=False)
+        ]
+        raise ValueError(f"{kind} '{name}': {'; '.join(problems)}") from error
+
+
+def values_for(plugin: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the parameters of a plug-in that was found. Raises as `checked` does."""
+    values = parameters_of(plugin).model_validate(given).model_dump()
+    rule = getattr(plugin, "Params", None) or getattr(plugin, "rule", None)  # see algs.method and plugins.marks
+    if rule is not None:
+        rule(**values)
+    return values
+
+
+def parameters_of(plugin: Any) -> type[BaseModel]:
+    """Return a pydantic model with the parameters of a plug-in: types, bounds, defaults and help.
+
+    A method's are the fields of its `Params`. A function's are those after its first, with bounds and help from `knob` or
+    from pydantic's `Field`; a function that takes **others takes any further key. Other classes have none.
+
+    Raises:
+        ValueError: a parameter cannot be given by name.
+    """
+    if hasattr(plugin, "Params"):
+        fields, takes_others = _fields_of_params(plugin.Params), False
+    elif inspect.isclass(plugin):
+        fields, takes_others = {}, False
+    else:
+        fields, takes_others = _fields_of_function(plugin)
+    config = ConfigDict(
+        extra="allow" if takes_others else "forbid", strict=True, allow_inf_nan=False, protected_namespaces=(),
+        arbitrary_types_allowed=True,
+    )  # fmt: skip
+    name = getattr(plugin, "__name__", type(plugin).__name__)
+    return create_model(f"{name} parameters", __config__=config, **fields)
+
+
+def _fields_of_params(params: Any) -> dict[str, Any]:
+    hints, fields = get_type_hints(params), {}
     for field in dataclasses.fields(params):
-        assert field.name != "name", f"{method.__name__}.Params: 'name' is the key that picks the method"
+        assert field.name != "name", f"{params.__qualname__}: 'name' is the key that picks the method"
         default: dict[str, Any] = {}
         if field.default is not dataclasses.MISSING:
             default["default"] = field.default
         elif field.default_factory is not dataclasses.MISSING:
             default["default_factory"] = field.default_factory
         fields[field.name] = _field(hints[field.name], default, dict(field.metadata))
-    return create_model(f"{method.__name__} parameters", __config__=CLOSED, **fields)
+    return fields
 
 
-def model_of_function(function: Callable[..., Any]) -> type[BaseModel]:
-    """A pydantic model with a function's parameters after the first; bounds and help come from `knob`.
-
-    Raises:
-        ValueError: a parameter has no name of its own (`*args`, `**kwargs`), or an annotation cannot be read.
-    """
-    from algs.method import Knob
-    from plugins.objective_parts import hints
-
-    annotations = hints(function)
-    fields: dict[str, Any] = {}
+def _fields_of_function(function: Any) -> tuple[dict[str, Any], bool]:
+    """Return the fields, and whether the function takes keys of any further name."""
+    namespace = getattr(inspect.unwrap(function), "__globals__", {})
+    fields, takes_others = {}, False
     for name, parameter in list(inspect.signature(function).parameters.items())[1:]:
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-            raise ValueError(f"{function.__name__}: parameter '{name}' cannot be given by name; write each one out")
-        annotation = annotations.get(name, Any)
-        knobs = [extra for extra in getattr(annotation, "__metadata__", ()) if isinstance(extra, Knob)]
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise ValueError(f"parameter '{name}' cannot be given by name; remove the '/' after it")
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            takes_others |= parameter.kind is parameter.VAR_KEYWORD
+            continue
+        annotation = _resolved(parameter.annotation, namespace)
+        knobs = [
+            extra for extra in getattr(annotation, "__metadata__", ()) if hasattr(extra, "bounds")
+        ]  # of algs.method.Knob
         metadata = {"help": knobs[0].help, **knobs[0].bounds} if knobs else {}
         default = {} if parameter.default is parameter.empty else {"default": parameter.default}
         fields[name] = _field(annotation, default, metadata)
-    return create_model(f"{function.__name__} parameters", __config__=CLOSED, **fields)
+    return fields, takes_others
+
+
+def _resolved(annotation: Any, namespace: dict[str, Any]) -> Any:
+    """Return the type that an annotation means; Any where there is none, or none that YAML could hold."""
+    if annotation is inspect.Parameter.empty:
+        return Any
+    holder = SimpleNamespace(__annotations__={"it": annotation})
+    try:
+        return get_type_hints(holder, namespace, include_extras=True)["it"]
+    except NameError:  # imported for type checkers only
+        return Any
 
 
 def _field(annotation: Any, default: dict[str, Any], metadata: dict[str, Any]) -> Any:
@@ -63,9 +138,3 @@ def _field(annotation: Any, default: dict[str, Any], metadata: dict[str, Any]) -
     if get_origin(plain) in (tuple, set, frozenset):
         stated["strict"] = False  # YAML has lists only
     return annotation, Field(**default, **stated)
-
-
-def error_at(key: str, text: str, given: Any) -> ValidationError:
-    """A problem of one key, to be raised from a validator of the block it stands in."""
-    error = PydanticCustomError("rule", "{text}", {"text": text})
-    return ValidationError.from_exception_data("block", [InitErrorDetails(type=error, loc=(key,), input=given)])

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from plugins.lookup import checked_by
+from plugins.marks import checked_by
 from records.rollout import Trajectory
 from rewards.sandbox import run as sandbox
 from rewards.sandbox.code_tests import Case, CodeCase, StdinCase, ValueCase, read_cases

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from plugins.lookup import checked_by
+from plugins.marks import checked_by
 from records.rollout import Trajectory
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from plugins.lookup import checked_by
+from plugins.marks import checked_by
 from records.rollout import Trajectory
 from rewards.judge import cache as judge_cache
 from rewards.judge.client import Answer, JudgeError, ask

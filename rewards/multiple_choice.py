@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from plugins.lookup import checked_by
+from plugins.marks import checked_by
 from records.rollout import Trajectory
 
 OPTIONS_AT_MOST = 26

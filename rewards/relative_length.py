@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plugins.lookup import of_group
+from plugins.marks import of_group
 from records.rollout import Group
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from plugins.lookup import checked_by
+from plugins.marks import checked_by
 from records.rollout import Trajectory
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
-import pkgutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from plugins.lookup import find_attribute, find_module
 from records.rollout import Prompt
 
 
@@ -35,32 +32,3 @@ class Environment(Protocol):
     def step(self, response: str, token_ids: Sequence[int]) -> Step:
         """Take one response (its text, and its tokens as sampled) and say what follows."""
         ...
-
-
-def find_environment(name: str) -> type[Environment]:
-    """The class a config names: `single_turn` is the one in rollouts/environments/single_turn.py, `my_lab.world:World`
-    a user's own.
-
-    Raises:
-        ValueError: there is no such module or class (with the nearest names), or the module does not import.
-    """
-    module, attribute = find_module(name, "environment", "rollouts.environments", environment_names())
-    if attribute:
-        found = find_attribute(module, attribute, f"environment '{name}'")
-    else:
-        own = [v for v in vars(module).values() if inspect.isclass(v) and v.__module__ == module.__name__]
-        fitting = [v for v in own if hasattr(v, "reset") and hasattr(v, "step")]
-        if len(fitting) != 1:
-            names = ", ".join(v.__name__ for v in fitting) or "none"
-            raise ValueError(f"environment '{name}': {module.__name__} must define one environment, found {names}")
-        found = fitting[0]
-    if not (inspect.isclass(found) and hasattr(found, "reset") and hasattr(found, "step")):
-        raise ValueError(f"environment '{name}': {module.__name__}.{attribute} is no class with reset and step")
-    return found
-
-
-def environment_names() -> list[str]:
-    """Names of the environments that ship."""
-    import rollouts.environments
-
-    return sorted(m.name for m in pkgutil.iter_modules(rollouts.environments.__path__))

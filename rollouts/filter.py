@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 import math
-import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from configs.blocks.objective import Filter
-from plugins.lookup import find_function, labels
+from plugins.kinds import find, labels
 from records.rollout import Group
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def group_filter(refill: bool) -> Callable[[F], F]:
-    """Say of a filter whether further prompts are asked in place of groups it leaves out whole (unless the config does)."""
-
-    def marked(function: F) -> F:
-        function.refill = refill  # type: ignore[attr-defined]
-        return function
-
-    return marked
 
 
 @dataclass(frozen=True)
@@ -41,27 +28,11 @@ class GroupFilter:
     in_baseline: bool
 
 
-def find_filter(name: str) -> Callable[..., Any]:
-    """The function a config names: `overlong` is the one in rollouts/filters/overlong.py, `my_lab.parts:mine` a user's own.
-
-    Raises:
-        ValueError: there is no such module or function (with the nearest names), or the module does not import.
-    """
-    return find_function(name, "filter", "rollouts.filters", filter_names())
-
-
-def filter_names() -> list[str]:
-    """Names of the filters that ship."""
-    import rollouts.filters
-
-    return sorted(m.name for m in pkgutil.iter_modules(rollouts.filters.__path__))
-
-
 def filters_of(blocks: Sequence[Filter]) -> list[GroupFilter]:
-    """The configured filters in order. Raises ValueError as find_filter does."""
+    """Return the configured filters in order. Raise ValueError when one is not found."""
     found = []
     for block, name in zip(blocks, labels([block.function for block in blocks]), strict=True):
-        function = find_filter(block.function)
+        function = find("filter", block.function)
         refill = getattr(function, "refill", False) if block.refill is None else block.refill
         found.append(GroupFilter(name, function, dict(block.params), refill, block.in_baseline))
     return found

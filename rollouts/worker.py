@@ -16,9 +16,9 @@ import numpy as np
 
 from configs.blocks.rl import Model, Reward
 from data_feeds.chat.template import load_tokenizer, render_chat
+from plugins.kinds import find
 from records.rollout import Group, Prompt, Trajectory
 from rewards.scoring.service import ScoringService
-from rollouts.environment import find_environment
 from rollouts.vllm.busy_timer import BusyTimer
 from rollouts.vllm.engine import VLLMEngine
 from rollouts.vllm.response import Generation
@@ -63,7 +63,7 @@ class RolloutWorker:
     def __init__(self, engine: VLLMEngine, model: Model, reward: Reward, environment: str) -> None:
         self.engine = engine
         self.tokenizer = load_tokenizer(model.path, model.trust_remote_code)
-        self.environment_class = find_environment(environment)
+        self.environment_class = find("environment", environment)
         self.scoring = ScoringService(reward)
         self._responses, self._groups = BusyTimer(self._unpaused_seconds), BusyTimer(self._unpaused_seconds)
         self._under_way: dict[str, asyncio.Task[Group]] = {}  # by group id

@@ -15,8 +15,7 @@ from algs.introspection.method_facts import made_up_groups, made_up_tokens
 from configs.blocks.rl import RLConfig
 from configs.reading.load import load, method_for
 from eval import explain
-from plugins.components import advantage_for, corrections_for
-from plugins.lookup import find_reward
+from plugins.kinds import find
 from records.rollout import Group, Prompt, Trajectory
 from rollouts.filter import apply_filters, filters_of
 
@@ -83,15 +82,15 @@ def test_own_advantage_takes_the_methods_place(config) -> None:
     centred = [float(r) - means[int(g)] for r, g in zip(groups.rewards, groups.group, strict=True)]
     assert max(abs(a) for a in centred) > 0.3, "the bound must bind"
     tight = load("my_lab/mine.yaml", RLConfig, overrides=["objective.advantage.params.largest=0.2"])
-    found = advantage_for(tight, method_for(tight))(groups)
+    found = tight.objective.advantage_function(method_for(tight))(groups)
     np.testing.assert_allclose(found, np.clip(centred, -0.2, 0.2), atol=1e-6)
     own = load("my_lab/mine.yaml", RLConfig, overrides=["objective.advantage=null"])
-    np.testing.assert_allclose(advantage_for(own, method_for(own))(groups), centred, atol=1e-6)
+    np.testing.assert_allclose(own.objective.advantage_function(method_for(own))(groups), centred, atol=1e-6)
 
 
 def test_own_correction_weighs_and_rejects(config) -> None:
     """min(rho, 2) on each token, tokens below 0.01 left out."""
-    (correction,) = corrections_for(config.objective)
+    (correction,) = config.objective.correction_functions()
     rho = torch.tensor([0.005, 0.5, 1.0, 5.0])
     tokens = made_up_tokens()
     tokens = dataclasses.replace(tokens, behavior_logprobs=tokens.old_logprobs - rho.log().repeat(4))
@@ -123,7 +122,7 @@ def test_own_reward_pays(config) -> None:
     """short pays 1 up to 5 tokens, then less."""
     part = config.reward.parts[1]
     assert (part.function, part.weight) == ("my_lab.my_parts:short", 0.1)
-    assert [find_reward(part.function)(said(None, n)) for n in (3, 5, 10)] == [1.0, 1.0, 0.5]
+    assert [find("reward", part.function)(said(None, n)) for n in (3, 5, 10)] == [1.0, 1.0, 0.5]
 
 
 def test_explain_shows_it(lab, monkeypatch, capsys) -> None:

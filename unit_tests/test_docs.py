@@ -19,7 +19,7 @@ from algs import grpo
 from algs.introspection.method_facts import made_up_tokens
 from algs.records import Groups, PolicyTokens
 from configs.blocks.rl import Data, Reward, Rollout
-from plugins.lookup import check_params
+from plugins.parameters import values_for
 from records.rollout import Group, Prompt, Trajectory
 
 ROOT = Path(__file__).parent.parent
@@ -91,9 +91,9 @@ def test_trying_out_a_reward_by_hand(module_of) -> None:
 
 def test_a_reward_with_a_rule_on_its_parameters(module_of) -> None:
     digits = module_of("docs/guide/REWARDS.md", 1).digits
-    check_params(digits, "reward 'digits'", {"low": 2})
-    with pytest.raises(ValueError, match=r"reward 'digits': params.low: 10 is above high 9"):
-        check_params(digits, "reward 'digits'", {"low": 10})
+    values_for(digits, {"low": 2})
+    with pytest.raises(ValueError, match=r"params.low: 10 is above high 9"):
+        values_for(digits, {"low": 10})
 
 
 def test_filter_in_the_page(module_of) -> None:

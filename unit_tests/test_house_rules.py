@@ -128,16 +128,6 @@ def code_of_ours(files: dict[str, str]) -> dict[str, str]:
     return {p: s for p, s in files.items() if p.endswith(".py") and not p.startswith("unit_tests/")}
 
 
-# Arrows that still go up; each is to go.
-STILL_UPWARD = {
-    ("configs.blocks", "configs.rules"),
-    ("plugins", "configs.blocks"),
-    ("plugins", "rewards"),
-    ("rollouts", "rollouts.environments"),
-    ("rollouts", "rollouts.filters"),
-}
-
-
 def floor_complaints(files: dict[str, str]) -> list[str]:
     """Imports of a higher floor; those inside functions and for types only count as well."""
     return [
@@ -146,7 +136,6 @@ def floor_complaints(files: dict[str, str]) -> list[str]:
         if (room := room_of(module_of(path))) in ROOMS
         for node, name in imports(path, source)
         if room_of(name) in (ROOMS.keys() | SCRIPTS) - {room} - ROOMS[room]
-        and (room, room_of(name)) not in STILL_UPWARD
     ]
 
 
@@ -176,16 +165,19 @@ def vllm_complaints(files: dict[str, str]) -> list[str]:
     return complaints
 
 
-def import_cycles(files: dict[str, str]) -> list[str]:
-    """Cycles between modules among imports that run on loading.
+# Circles among imports for types; each is to go.
+STILL_CIRCLING = {
+    "orchestration.trainer.trainer -> orchestration.trainer.captured_step -> orchestration.trainer.trainer",
+    "orchestration.trainer.trainer -> orchestration.trainer.resume_state -> orchestration.trainer.trainer",
+}
 
-    Not counted, within a room only (floors count everything): imports for types, and imports inside functions, which
-    keep torch out of `--help`.
-    """
+
+def import_cycles(files: dict[str, str]) -> list[str]:
+    """Cycles between modules; imports for types and imports inside functions count as well."""
     modules = {module_of(path): (path, source) for path, source in code_of_ours(files).items()}
     graph = {}
     for module, (path, source) in modules.items():
-        named = {name for node, name in imports(path, source) if node.col_offset == 0}
+        named = {name for _, name in imports(path, source)}
         graph[module] = {m for m in modules if m != module and any(n == m or n.rpartition(".")[0] == m for n in named)}
     cycles, done = [], set()
 
@@ -199,7 +191,7 @@ def import_cycles(files: dict[str, str]) -> list[str]:
 
     for module in sorted(graph):
         visit(module, [])
-    return cycles
+    return [cycle for cycle in cycles if cycle not in STILL_CIRCLING]
 
 
 def size_complaints(files: dict[str, str]) -> list[str]:
@@ -328,6 +320,11 @@ BAD_HOUSE = [
         {"eval/a.py": "import eval.b", "eval/b.py": "import eval.c", "eval/c.py": "import eval.a"},
         "eval.c",
     ),
+    (
+        import_cycles,
+        {"eval/a.py": "if TYPE_CHECKING:\n    import eval.b", "eval/b.py": "def f():\n    from eval import a"},
+        "eval.a -> eval.b -> eval.a",
+    ),
     (size_complaints, {"eval/a.py": "x = 1\n" * 401}, "401 lines"),
     (size_complaints, {"algs/a.py": "class A(PolicyMethod):\n    x = 1\n" + "#\n" * 79}, "81 lines"),
     (name_complaints, {"eval/utils.py": ""}, "utils.py"),
@@ -341,6 +338,12 @@ BAD_HOUSE = [
 ]
 
 
+def test_the_table_of_rooms_allows_no_circle() -> None:
+    rooms = list(ROOMS)
+    for number, room in enumerate(rooms):
+        assert ROOMS[room] <= {*rooms[: number + 1]}, f"{room} may import a room that stands below it in the table"
+
+
 @pytest.mark.parametrize(("rule", "house", "complaint"), BAD_HOUSE)
 def test_rule_sees_what_it_is_for(rule, house, complaint) -> None:
     found = rule(house)
@@ -350,7 +353,7 @@ def test_rule_sees_what_it_is_for(rule, house, complaint) -> None:
 
 GOOD_HOUSE = {
     "algs/a.py": "import math\nimport torch\nfrom algs.method import PolicyMethod",
-    "rewards/a.py": "from records.rollout import Prompt\nfrom plugins import lookup\nimport re",
+    "rewards/a.py": "from records.rollout import Prompt\nfrom plugins import kinds\nimport re",
     "rollouts/b.py": "from rollouts import records\nfrom data_feeds import chat",
     "main_x.py": "from orchestration import loop",
     "benchmarks/a.py": "import orchestration.rl.loop\nfrom vllm import LLM",

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from plugins.kinds import find
+from plugins.parameters import checked, parameters_of
 
 
 class Block(BaseModel):
@@ -16,6 +22,7 @@ class Block(BaseModel):
 class Named(Block):
     """One of our functions or your own, with its arguments. `function: rloo` may be written as just `rloo`."""
 
+    kind: ClassVar[str]  # of plugins.kinds.KINDS
     function: str = Field(
         min_length=1, description="One of ours by its name, or your own by dotted path (`my_lab.parts:mine`)."
     )
@@ -25,3 +32,48 @@ class Named(Block):
     @classmethod
     def _just_a_name(cls, value: Any) -> Any:
         return {"function": value} if isinstance(value, str) else value
+
+    def bound(self) -> Callable[..., Any]:
+        """Return the function with its parameters given. It can be pickled.
+
+        Raises:
+            ValueError: it is not found.
+        """
+        return functools.partial(find(self.kind, self.function), **self.params)
+
+
+class Component(Named):
+    """A function in algs/ or your own. It is found, and its parameters are checked, as soon as it is named."""
+
+    params: dict[str, Any] = Field(
+        default_factory=dict,
+        validate_default=True,
+        description="Keyword arguments given to the function.",
+    )
+
+    @field_validator("params")
+    @classmethod
+    def _fit(cls, given: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        return checked(cls.kind, info.data["function"], given) if "function" in info.data else given
+
+    @field_validator("function")
+    @classmethod
+    def _exists(cls, name: str) -> str:
+        find(cls.kind, name)
+        return name
+
+
+def parameter_fields(kind: str, name: Any) -> dict[str, Any]:
+    """Return the parameters of what a raw block names, as pydantic fields; none when it names nothing that is found."""
+    if not isinstance(name, str):
+        return {}
+    try:
+        return dict(parameters_of(find(kind, name)).model_fields)
+    except ValueError:  # reported as a problem of the name already
+        return {}
+
+
+def error_at(key: str, text: str, given: Any) -> ValidationError:
+    """Return a problem of one key, to be raised from a validator of the block that it stands in."""
+    error = PydanticCustomError("rule", "{text}", {"text": text})
+    return ValidationError.from_exception_data("block", [InitErrorDetails(type=error, loc=(key,), input=given)])

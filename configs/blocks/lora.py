@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -47,25 +46,3 @@ class Lora(Block):
     def scale(self) -> float:
         """What B A is multiplied by."""
         return self.alpha / (self.rank**0.5 if self.rank_stabilised else self.rank)
-
-
-def lora_problems(lora: Lora | None, merged_checkpoints: bool) -> Iterator[tuple[str, str]]:
-    """(key, message) of what refuses a job, with or without the block."""
-    if merged_checkpoints and lora is None:
-        yield "checkpoint.merged", "there is nothing to merge without lora; leave it out, or add a lora block"
-
-
-def lora_warnings(lora: Lora | None, dtype: str, gives_learning_rate: bool) -> Iterator[str]:
-    """What the user of a valid block should know."""
-    if lora is None:
-        return
-    if not gives_learning_rate:
-        yield (
-            "train.learning_rate: the default is made for training every weight; adapters usually want about ten times as "
-            "much (docs/guide/LORA.md)"
-        )
-    if lora.sync == "merged" and dtype == "bfloat16":
-        yield (
-            "lora.sync: merged weights are rounded to bfloat16, so engines do not see updates smaller than a weight's last "
-            "bit, and the probe's tolerance is too wide to tell; use adapter, or model.dtype float32"
-        )

@@ -2,34 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field
 
-from configs.blocks.block import Block, Named
-from plugins import components
-
-
-class Component(Named):
-    """A function in algs/ or your own. It is found, and its parameters are checked, as soon as it is named."""
-
-    kind: ClassVar[Literal["advantage", "correction"]]
-    params: dict[str, Any] = Field(
-        default_factory=dict,
-        validate_default=True,
-        description="Keyword arguments given to the function.",
-    )
-
-    @field_validator("params")
-    @classmethod
-    def _fit(cls, given: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        return components.checked_params(cls.kind, info.data["function"], given) if "function" in info.data else given
-
-    @field_validator("function")
-    @classmethod
-    def _exists(cls, name: str) -> str:
-        components.found(cls.kind, name)
-        return name
+from configs.blocks.block import Block, Component, Named
 
 
 class Advantage(Component):
@@ -45,7 +23,7 @@ class Corrector(Component):
 
 
 class KL(Block):
-    """A leash to the reference policy, which is the model as it was before training."""
+    """The KL penalty: it holds the policy near the reference, which is the model as it was before training."""
 
     coef: float = Field(0.0, ge=0, description="Weight of KL(pi || pi_ref); 0 holds no reference model.")
     estimator: Literal["k1", "k2", "k3"] = Field(
@@ -84,6 +62,19 @@ class Objective(Block):
     kl: KL = Field(default_factory=KL)
     entropy_coef: float = Field(0.0, ge=0, description="Weight of an entropy bonus.")
 
+    def advantage_function(self, method: Any) -> Callable[..., Any]:
+        """Return what makes the advantages: the function in `advantage`, or that of the method (a PolicyMethod)."""
+        advantages: Callable[..., Any] = method.advantages
+        return advantages if self.advantage is None else self.advantage.bound()
+
+    def correction_functions(self) -> list[Callable[..., Any]]:
+        """Return the functions in `corrections` with their parameters given, in order. They can be pickled."""
+        return [correction.bound() for correction in self.corrections]
+
+    def aggregation_mode(self, method: Any) -> str:
+        """Return one of algs.parts.aggregation.MODES: `aggregation`, or that of the method's paper."""
+        return self.aggregation or str(method.aggregation)
+
 
 class Critic(Block):
     """The value function of methods that have one (PPO)."""
@@ -100,6 +91,7 @@ class Critic(Block):
 class Filter(Named):
     """Which responses are trained on: a file in rollouts/filters, or your own. Runs on whole groups, after scoring."""
 
+    kind = "filter"
     refill: bool | None = Field(
         None,
         description="Ask further prompts in place of groups that are left out whole. Empty: the filter's own choice.",

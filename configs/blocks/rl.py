@@ -1,17 +1,17 @@
 """What a configuration may say. The field descriptions are the only documentation of a knob: `--help` and
 docs/CONFIG.md are generated from them.
 
-Unknown keys, wrong types and out-of-range numbers are refused here; rules that span keys are in configs/rules/rl.py and
-run as part of validation; rules that need the machine or the file system are in orchestration/start/preflight.py.
+Unknown keys, wrong types and out-of-range numbers are refused here. Rules that span keys are in configs/rules and are applied
+by configs.reading.load; rules that need the machine or the file system are in orchestration/start/preflight.py.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_serializer, model_validator
+from pydantic import Field, ValidationError, field_validator, model_serializer, model_validator
 
-from configs.blocks.block import Block, Named
+from configs.blocks.block import Block, Named, error_at
 from configs.blocks.capture import Capture
 from configs.blocks.lora import Lora
 from configs.blocks.objective import Critic, Filter, Objective
@@ -20,8 +20,8 @@ from configs.blocks.schedule import Failures, Schedule
 from configs.blocks.source import Source
 from configs.blocks.sync import Sync
 from configs.blocks.training import Train
-from configs.rules import rl as rules
-from configs.rules.schedule import with_correction
+from plugins.kinds import find
+from plugins.parameters import checked
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16"]
@@ -106,10 +106,18 @@ class Algorithm(Block):
             return {
                 key: value for key, value in block.items() if key == "name"
             }  # without it no other key has a meaning
-        from plugins import methods as algorithm  # imports torch; --help must not
+        name, others = block["name"], {key: value for key, value in block.items() if key != "name"}
+        try:
+            return {"name": name, "params": checked("method", name, others)}
+        except ValidationError:
+            raise
+        except ValueError as error:
+            raise error_at("name", str(error), name) from error
 
-        others = {key: value for key, value in block.items() if key != "name"}
-        return {"name": block["name"], "params": algorithm.checked_params(block["name"], others)}
+    def make_method(self) -> Any:
+        """Return the method (an algs.method.PolicyMethod) with its parameters."""
+        method = find("method", self.name)
+        return method(method.Params(**self.params))
 
     @model_serializer
     def _flat(self) -> dict[str, Any]:
@@ -119,6 +127,7 @@ class Algorithm(Block):
 class RewardPart(Named):
     """One part of the reward: a file in rewards/ (`last_number`), or your own. The reward is their weighted sum."""
 
+    kind = "reward"
     weight: float = Field(1.0, description="Weight of this part in the sum.")
 
 
@@ -245,39 +254,8 @@ class RLConfig(Block):
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     capture: Capture = Field(default_factory=Capture)
 
-    @model_validator(mode="after")
-    def _rules(self) -> RLConfig:
-        return rules.enforced(with_correction(self), rules.rl_problems(self))
-
-
-class EvalRun(Block):
-    """How an evaluation on its own samples: pass@k needs at least k samples per prompt."""
-
-    samples_per_prompt: int = Field(
-        8, ge=1, description="Sampled responses per prompt; pass@k is estimated for k = 1, 2, 4, ... up to this."
-    )
-    temperature: float = Field(1.0, gt=0, le=5, description="Temperature of the samples.")
-    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling.")
-    greedy: bool = Field(True, description="Also take one greedy response per prompt: greedy accuracy.")
-    max_new_tokens: int = Field(512, ge=1, description="Responses are cut at this length.")
-    max_prompts: int = Field(1000, ge=1, description="Prompts used.")
-    split: Literal["heldout", "train", "all"] = Field(
-        "heldout", description="Judge on the held-out part of data.sources, on the rest, or on both."
-    )
-
-
-class EvalConfig(Block):
-    """An evaluation of a model or checkpoint on its own (main_eval.py)."""
-
-    run: Run = Field(default_factory=lambda: Run(name="eval", dir="evals"))
-    model: Model
-    data: Data
-    reward: Reward
-    eval: EvalRun = Field(default_factory=EvalRun)
-    engines: int = Field(1, ge=1, description="vLLM engines.")
-    tensor_parallel_size: int = Field(1, ge=1, description="Devices per engine.")
-    engine: dict[str, Any] = Field(default_factory=dict, description="Passed to vLLM as it is.")
-
-    @model_validator(mode="after")
-    def _rules(self) -> EvalConfig:
-        return rules.enforced(self, rules.eval_problems(self))
+    @property
+    def colocate(self) -> bool | None:
+        """placement.colocate, where None means "when devices are few"; False where both sides work at the same time."""
+        in_turn = self.schedule.mode == "sync" or self.schedule.pause_while_training
+        return self.placement.colocate if in_turn else False

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from configs.blocks.block import Block
 from configs.blocks.capture import Capture
-from configs.blocks.lora import Lora, lora_problems, lora_warnings
+from configs.blocks.lora import Lora
 from configs.blocks.rl import Algorithm, Checkpoint, Model, Run
 from configs.blocks.supervised_data import SLData
 from configs.blocks.training import SLTrain
-from configs.rules import rl as rules
 
 
 class SLObjective(Block):
@@ -55,62 +53,3 @@ class SLConfig(Block):
     eval: SLEval = Field(default_factory=SLEval)
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     capture: Capture = Field(default_factory=Capture)
-
-    @model_validator(mode="after")
-    def _rules(self) -> SLConfig:
-        return rules.enforced(self, sl_problems(self))
-
-
-def sl_problems(config: SLConfig) -> Iterator[rules.Problem]:
-    from plugins import methods as algorithm  # imports torch
-
-    train = config.train
-    method = algorithm.find(config.algorithm.name)
-    if method.data == "prompts":
-        yield (
-            "algorithm.name",
-            f"'{config.algorithm.name}' learns from responses it samples itself: run it with main_rl.py; here go "
-            f"{', '.join(name for name, entry in algorithm.listed().items() if not entry.has_advantages)}",
-        )
-    if method.data == "pairs" and not train.share_prompts:
-        yield (
-            "train.share_prompts",
-            "must be true for pairs: chosen and rejected share their prompt and one forward pass",
-        )
-    if method.data == "pairs" and config.objective.aggregation not in (None, "prompt_mean"):
-        yield (
-            "objective.aggregation",
-            f"{config.objective.aggregation} would weigh pairs by their length; the loss of '{config.algorithm.name}' is one "
-            "number a pair, so leave it empty",
-        )
-    if method.data == "labels" and config.objective.aggregation == "token_mean":
-        yield (
-            "objective.aggregation",
-            f"token_mean would weigh responses by their length; the loss of '{config.algorithm.name}' is one number a "
-            "response, so leave it empty",
-        )
-    if train.min_learning_rate > train.learning_rate:
-        yield (
-            "train.min_learning_rate",
-            f"{train.min_learning_rate:g} is above train.learning_rate {train.learning_rate:g}; use at most that",
-        )
-    if train.steps is not None and train.warmup_steps >= train.steps:
-        yield "train.warmup_steps", f"{train.warmup_steps} must be below train.steps {train.steps}"
-    yield from rules.deepspeed_problems(train)
-    yield from lora_problems(config.lora, config.checkpoint.merged)
-    if config.lora is not None and config.algorithm.name == "reward_model":
-        yield "lora", "a reward model is trained whole: its value head has no adapter format to be saved in"
-
-
-def sl_warnings(config: SLConfig) -> Iterator[str]:
-    train = config.train
-    if train.max_tokens_per_micro_batch < config.data.max_tokens:
-        yield (
-            f"train.max_tokens_per_micro_batch: {train.max_tokens_per_micro_batch} is below data.max_tokens "
-            f"{config.data.max_tokens}; a longer example gets a micro-batch of its own and more memory than this bounds"
-        )
-    if train.schedule == "constant" and train.min_learning_rate > 0:
-        yield "train.min_learning_rate: has no effect with train.schedule constant"
-    if train.steps is not None and "epochs" in train.model_fields_set:
-        yield "train.epochs: has no effect beside train.steps"
-    yield from lora_warnings(config.lora, config.model.dtype, "learning_rate" in train.model_fields_set)

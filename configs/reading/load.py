@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import ValidationError
 
 from configs.blocks.block import Block
-from configs.blocks.rl import EvalConfig, RLConfig
+from configs.blocks.evaluation import EvalConfig
+from configs.blocks.rl import Algorithm, RLConfig
 from configs.reading import yaml_text
 from configs.reading.files import EXTENDS, read_job
 from configs.reading.messages import problems
-from plugins import methods as algorithm
+from configs.rules.every_job import problems_of
+from configs.rules.schedule import with_correction
 
 if TYPE_CHECKING:
     from algs.method import PolicyMethod
@@ -64,12 +66,35 @@ def load(
     if run_dir is not None:
         _set_run_dir(raw, run_dir, origins)
     try:
-        config = schema.model_validate(raw)
+        config, refusals = _ruled(schema.model_validate(raw))
+        found += refusals
     except ValidationError as error:
         found += problems(error, schema, raw)
     if found:
         raise _config_error(str(path), found, origins)
     return config
+
+
+def checked(config: Config) -> Config:
+    """Return a configuration that was made in code as `load` would return it: completed, and held to every rule.
+
+    Raises:
+        ConfigError: a rule refuses it.
+    """
+    config, refusals = _ruled(config)
+    if refusals:
+        raise _config_error("the configuration", refusals, {})
+    return config
+
+
+def _ruled(config: Config) -> tuple[Config, Problems]:
+    """Return the configuration with what the schedule adds to it, and what the rules on several keys refuse."""
+    completed: Any = with_correction(config) if isinstance(config, RLConfig) else config
+    return completed, [(_location(key), f"{key}: {text}") for key, text in problems_of(completed)]
+
+
+def _location(key: str) -> yaml_text.Location:
+    return tuple(int(part) if part.isdecimal() else part for part in key.split("."))
 
 
 def _set_run_dir(raw: dict[str, Any], run_dir: str, origins: dict[yaml_text.Location, str]) -> None:
@@ -111,7 +136,7 @@ def _override(raw: dict[str, Any], override: str, origins: dict[yaml_text.Locati
             return [((), f"--set {override}: {here} is {node!r}, which has no key '{key}'")]
         if is_last:
             node[place] = value
-            location = tuple(int(part) if part.isdecimal() else part for part in keys)
+            location = _location(path.strip())
             for below in [known for known in origins if known[: len(location)] == location]:
                 del origins[below]  # what stood in the file there is replaced
             origins[location] = FROM_COMMAND_LINE
@@ -136,8 +161,27 @@ def to_yaml(config: Block) -> str:
 
 
 def method_for(config: RLConfig) -> PolicyMethod:
-    """The configured method with its parameters, e.g. a GRPO. Raises ValueError when it cannot be built."""
-    return algorithm.built(config.algorithm)
+    """Return the configured method with its parameters, e.g. a GRPO."""
+    method: PolicyMethod = config.algorithm.make_method()
+    return method
+
+
+def method_from_text(name: str, settings: Sequence[str] = ()) -> PolicyMethod:
+    """Return a method with parameters from a command line, "clip_high=0.28" each; values are YAML.
+
+    Raises:
+        ConfigError: there is no such method or parameter, or a value is refused.
+    """
+    raw: dict[str, Any] = {"name": name}
+    found = [problem for setting in settings for problem in _override(raw, setting, {})]
+    try:
+        block = Algorithm.model_validate(raw)
+    except ValidationError as error:
+        found += problems(error, Algorithm, raw)
+    if found:
+        raise ConfigError("; ".join(text.removeprefix("name: ") for _, text in found))
+    method: PolicyMethod = block.make_method()
+    return method
 
 
 def run_directory(config: RLConfig | SLConfig | EvalConfig) -> Path:

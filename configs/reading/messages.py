@@ -8,29 +8,12 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from configs.blocks.objective import Component
+from configs.blocks.block import Component, parameter_fields
+from configs.blocks.rl import Algorithm
 from configs.reading.renamed import RENAMED_KEYS
 from configs.reading.yaml_text import Location
-from plugins import components, parameters
-from plugins import methods as algorithm
 from plugins.nearest import nearest
-
-# pydantic's error types -> what is allowed, filled with the error's context
-_ALLOWED = {
-    "greater_than_equal": "must be at least {ge}",
-    "greater_than": "must be above {gt}",
-    "less_than_equal": "must be at most {le}",
-    "less_than": "must be below {lt}",
-    "literal_error": "must be {expected}",
-    "bool_type": "must be true or false",
-    "float_type": "must be a number",
-    "finite_number": "must be a finite number",
-    "list_type": "must be a list",
-    "tuple_type": "must be a list",
-    "dict_type": "must be a block of keys and values",
-    "too_short": "needs at least {min_length} item(s)",
-    "string_too_short": "must not be empty",
-}
+from plugins.wording import shown, text_of
 
 
 def problems(error: ValidationError, schema: type[BaseModel], raw: Any) -> list[tuple[Location, str]]:
@@ -51,7 +34,8 @@ def _dotted(location: Location) -> str:
 
 
 def _text(item: dict[str, Any], location: Location, schema: type[BaseModel], raw: Any) -> str:
-    kind, given, context = item["type"], item["input"], item.get("ctx") or {}
+    """Return what is wrong, with what only the schema knows: which keys there are and what a missing one is for."""
+    kind = item["type"]
     if kind == "extra_forbidden" and _dotted(location) in RENAMED_KEYS:
         return f"is now called {RENAMED_KEYS[_dotted(location)]}; rename the key"
     if kind == "extra_forbidden":
@@ -59,26 +43,10 @@ def _text(item: dict[str, Any], location: Location, schema: type[BaseModel], raw
     if kind == "missing":
         about = _about(fields_at(schema, location[:-1], raw).get(str(location[-1])))
         return f"is missing: {about}" if about else "is missing"
-    if kind == "invalid_key":
-        return "keys are text; put quotes around it"
-    if kind in ("value_error", "rule"):
-        return item["msg"].removeprefix("Value error, ")
     if kind in ("model_type", "model_attributes_type"):
         keys = ", ".join(fields_at(schema, location, raw))
-        return f"must be a block of keys ({keys}); given {_shown(given)}"
-    if kind == "int_type":
-        hint = f"; write {int(given)}" if isinstance(given, float) and given == int(given) else ""
-        return f"must be a whole number; given {_shown(given)}{hint}"
-    if kind == "string_type":
-        hint = "" if given is None or isinstance(given, list | dict) else "; put quotes around it"
-        return f"must be text; given {_shown(given)}{hint}"
-    allowed = _ALLOWED[kind].format(**context) if kind in _ALLOWED else item["msg"]
-    hint = ""
-    if kind == "literal_error" and isinstance(given, str):
-        choices = [part.strip("' ") for part in context["expected"].replace(" or ", ",").split(",")]
-        guess = nearest(given, choices)
-        hint = f"; did you mean {guess}?" if guess else ""
-    return f"{allowed}; given {_shown(given)}{hint}"
+        return f"must be a block of keys ({keys}); given {shown(item['input'])}"
+    return text_of(item)
 
 
 def _about(field: FieldInfo | None) -> str:
@@ -86,16 +54,6 @@ def _about(field: FieldInfo | None) -> str:
     block = model_of(field.annotation) if field else None
     about = (field.description if field else None) or (inspect.getdoc(block) if block else None) or ""
     return about.partition("\n")[0]
-
-
-def _shown(value: Any) -> str:
-    """A value as the user wrote it, shortened."""
-    if value is None:
-        return "nothing"
-    if isinstance(value, bool):
-        return str(value).lower()
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _suggestion(location: Location, schema: type[BaseModel], raw: Any) -> str:
@@ -120,7 +78,7 @@ def fields_at(schema: type[BaseModel], location: Location, raw: Any) -> dict[str
     node = raw
     for part in location:
         if model is not None and issubclass(model, Component) and part == "params":
-            return _function_fields(model, node)
+            return parameter_fields(model.kind, node.get("function") if isinstance(node, dict) else None)
         if isinstance(part, str):
             field = model.model_fields.get(part) if model else None
             model = model_of(field.annotation) if field else None
@@ -129,31 +87,10 @@ def fields_at(schema: type[BaseModel], location: Location, raw: Any) -> dict[str
             node = node[part] if isinstance(node, list) and part < len(node) else None
     if model is None:
         return {}
-    if model.__name__ == "Algorithm" and "params" in model.model_fields:
-        return {"name": model.model_fields["name"], **_method_fields(node)}
+    if model is Algorithm:
+        name = node.get("name") if isinstance(node, dict) else None
+        return {"name": model.model_fields["name"], **parameter_fields("method", name)}
     return dict(model.model_fields)
-
-
-def _method_fields(block: Any) -> dict[str, Any]:
-    """Parameters of the method a raw algorithm block names; none when it names none that is found."""
-    name = block.get("name") if isinstance(block, dict) else None
-    if not isinstance(name, str):
-        return {}
-    try:
-        return dict(parameters.model_of_method(algorithm.find(name)).model_fields)
-    except ValueError:  # reported as a problem of algorithm.name already
-        return {}
-
-
-def _function_fields(block: type[Component], given: Any) -> dict[str, Any]:
-    """Parameters of the function a raw block names; none when it names none that is found."""
-    name = given.get("function") if isinstance(given, dict) else None
-    if not isinstance(name, str):
-        return {}
-    try:
-        return dict(parameters.model_of_function(components.found(block.kind, name)).model_fields)
-    except ValueError:  # reported as a problem of the block's function already
-        return {}
 
 
 def model_of(annotation: Any) -> type[BaseModel] | None:

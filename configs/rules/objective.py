@@ -1,6 +1,6 @@
 """Rules on the method and what stands around it: combinations that make no sense, each with its reason and the way out.
 
-What a method, an advantage or a correction does is not declared anywhere: they are asked, on made-up data (algs/probing).
+What a method, an advantage or a correction does is not declared anywhere: they are asked, on made-up data (algs/introspection).
 """
 
 from __future__ import annotations
@@ -9,23 +9,20 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from configs.blocks.objective import KL, Critic
-from plugins import components
-from plugins import methods as algorithm
+from configs.blocks.objective import KL, Critic, Objective
+from configs.blocks.rl import RLConfig
+from configs.rules.problem import Problem
+from plugins.kinds import listed
 
 if TYPE_CHECKING:
     from algs.method import PolicyMethod
-    from configs.blocks.objective import Objective
-    from configs.blocks.rl import RLConfig
-
-Problem = tuple[str, str]  # dotted key, message
 
 
 def objective_problems(config: RLConfig) -> Iterator[Problem]:
-    """What is wrong with algorithm, objective, critic and capture together."""
+    """Yield what is wrong with algorithm, objective, critic and capture together."""
     from algs.introspection.method_facts import OPTIONAL, reads  # imports torch; --help must not
 
-    name, method = config.algorithm.name, algorithm.built(config.algorithm)
+    name, method = config.algorithm.name, config.algorithm.make_method()
     try:
         read = _asked(f"loss() of '{name}'", reads, method)
     except ValueError as error:
@@ -40,23 +37,23 @@ def objective_problems(config: RLConfig) -> Iterator[Problem]:
         yield "algorithm.name", f"the loss of '{name}' reads {field}, which its needs() must name to be given it"
     yield from _advantage(config, method, read)
     yield from _corrections(config, read)
-    yield from _leash(config.objective)
+    yield from _kl(config.objective)
     yield from _critic(config, has_critic="values" in method.needs())
     if outside := [step for step in config.capture.steps if not 1 <= step <= config.train.steps]:
         yield "capture.steps", f"{outside[0]} is not among the run's steps, 1 to {config.train.steps} (train.steps)"
 
 
 def objective_warnings(config: RLConfig) -> Iterator[str]:
-    """What runs, but probably not as meant."""
+    """Yield what runs, but probably not as meant."""
     from algs.introspection.method_facts import reads, rejects
 
     objective, default = config.objective, KL()
     for key in ("estimator", "placement"):
         if objective.kl.coef == 0 and getattr(objective.kl, key) != getattr(default, key):
             yield f"objective.kl.{key}: has no effect while objective.kl.coef is 0"
-    if objective.rejected_tokens == "leave" and not any(map(rejects, components.corrections_for(objective))):
+    if objective.rejected_tokens == "leave" and not any(map(rejects, objective.correction_functions())):
         yield "objective.rejected_tokens: leave has no effect, since no correction here leaves tokens out"
-    read = reads(algorithm.built(config.algorithm))
+    read = reads(config.algorithm.make_method())
     if objective.old_logprobs == "engine" and config.train.updates_per_step == 1 and "old_logprobs" in read:
         yield (
             "objective.old_logprobs: with one update per step the ratio to the trainer's own log-probabilities is 1; "
@@ -71,11 +68,11 @@ def _advantage(config: RLConfig, method: PolicyMethod, read: frozenset[str]) -> 
 
     name, named = config.algorithm.name, config.objective.advantage
     has_critic = "values" in method.needs()
-    if named is None and not algorithm.has_advantages(type(method)):
+    if named is None and not _has_advantages(method):
         yield (
             "algorithm.name",
             f"'{name}' defines no advantage, so it cannot learn from rewards; choose one of "
-            f"{', '.join(name for name, entry in algorithm.listed().items() if entry.has_advantages)}",
+            f"{', '.join(name for name, entry in listed('method').items() if entry.has_advantages)}",
         )
         return
     if "advantages" not in read:
@@ -90,7 +87,7 @@ def _advantage(config: RLConfig, method: PolicyMethod, read: frozenset[str]) -> 
         return
     key = "algorithm.name" if named is None else "objective.advantage"
     what = f"advantages() of '{name}'" if named is None else named.function
-    advantage = components.advantage_for(config, method)
+    advantage = config.objective.advantage_function(method)
     try:
         groups = made_up_groups((4, 1, 3), has_critic)
         found = _asked(what, advantage, groups)
@@ -146,7 +143,7 @@ def _corrections(config: RLConfig, read: frozenset[str]) -> Iterator[Problem]:
         )
     weighing = []
     for index, (named, correction) in enumerate(
-        zip(objective.corrections, components.corrections_for(objective), strict=True)
+        zip(objective.corrections, objective.correction_functions(), strict=True)
     ):
         try:
             if _asked(named.function, weighs, correction):
@@ -167,7 +164,7 @@ def _corrections(config: RLConfig, read: frozenset[str]) -> Iterator[Problem]:
         )
 
 
-def _leash(objective: Objective) -> Iterator[Problem]:
+def _kl(objective: Objective) -> Iterator[Problem]:
     if objective.kl.coef > 0 and objective.kl.estimator == "k1" and objective.kl.placement == "loss":
         yield (
             "objective.kl.estimator",
@@ -197,6 +194,12 @@ def _critic(config: RLConfig, has_critic: bool) -> Iterator[Problem]:
             "critic.warmup_steps",
             f"{critic.warmup_steps} must be below train.steps {config.train.steps}, or the policy is never trained",
         )
+
+
+def _has_advantages(method: PolicyMethod) -> bool:
+    from algs.method import PolicyMethod
+
+    return type(method).advantages is not PolicyMethod.advantages
 
 
 def _shape(found: Any) -> Any:

@@ -1,75 +1,29 @@
-"""Rules that span keys. Problems refuse a configuration (the validators in configs/blocks/rl.py call them); warnings let
-it run and say what the user should know.
+"""Rules that span keys of a reinforcement learning job.
 
-A problem is (dotted key, message with the way out). Each function yields all it finds, so that one message lists them.
+A problem refuses a configuration; it is (dotted key, message with the way out). A warning lets it run and says what the user
+should know. Each function yields all it finds, so that one message lists them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterator
 
-from pydantic import BaseModel, ValidationError
-from pydantic_core import InitErrorDetails, PydanticCustomError
-
-from configs.blocks.lora import lora_problems, lora_warnings
-from configs.blocks.placement import placement_problems
+from configs.blocks.rl import RLConfig
+from configs.rules.evaluation import reward_problems, reward_warnings
+from configs.rules.lora import lora_problems, lora_warnings
 from configs.rules.objective import objective_problems, objective_warnings
+from configs.rules.passed_through import deepspeed_problems, engine_length_problems, engine_problems
+from configs.rules.placement import placement_problems
+from configs.rules.problem import Problem
 from configs.rules.schedule import schedule_problems, schedule_warnings
 
-if TYPE_CHECKING:
-    from configs.blocks.rl import EvalConfig, RLConfig
-    from configs.blocks.training import Optimization
-
-Problem = tuple[str, str]
-Config = TypeVar("Config", bound=BaseModel)
-
-# Keys of pass-through blocks that a named key owns; setting both would let them disagree silently.
-OWNED_BY_DEEPSPEED = {
-    "train_batch_size": "it follows from rollout.prompts_per_step and rollout.responses_per_prompt",
-    "train_micro_batch_size_per_gpu": "use train.max_tokens_per_micro_batch",
-    "gradient_accumulation_steps": "it follows from train.max_tokens_per_micro_batch",
-    "gradient_clipping": "use train.max_grad_norm",
-    "optimizer": "use train.learning_rate, betas, eps and weight_decay",
-    "scheduler": "use train.schedule and train.warmup_steps",
-    "bf16.enabled": "use model.dtype",
-    "fp16.enabled": "use model.dtype (float16 is not supported)",
-    "zero_optimization.stage": "use train.zero_stage",
-}
-OWNED_BY_ENGINE = {
-    "model": "use model.path",
-    "tokenizer": "use model.path",
-    "dtype": "use model.dtype",
-    "trust_remote_code": "use model.trust_remote_code",
-    "device": "use model.device",
-    "tensor_parallel_size": "use the tensor_parallel_size beside it",
-    "seed": "one seed for all requests gives all prompts the same noise; use rollout.seeded",
-    "logprobs_mode": "the log-probabilities must be those of the sampled distribution",
-    "worker_extension_cls": "weight sync uses it; see the sync block",
-    "weight_transfer_config": "use the sync block",
-    "enable_lora": "use the lora block",
-    "enable_sleep_mode": "engines that share a GPU sleep; see placement.colocate",
-    "max_lora_rank": "use lora.rank",
-}
 MANY_STEPS = 200  # more than one would do again without being asked
 UNSYNCED_GAP_NATS = 0.4  # mean gap seen when an engine kept its old weights
 BFLOAT16_GAP_NATS = 0.04  # mean gap of healthy bfloat16 engines
 
 
-def enforced(config: Config, problems: Iterable[Problem]) -> Config:
-    """The configuration itself, or one pydantic error that holds every problem."""
-    found = [
-        InitErrorDetails(
-            type=PydanticCustomError("rule", "{text}", {"text": text}), loc=tuple(key.split(".")), input=None
-        )
-        for key, text in problems
-    ]
-    if found:
-        raise ValidationError.from_exception_data(type(config).__name__, found)
-    return config
-
-
 def rl_problems(config: RLConfig) -> Iterator[Problem]:
+    """Yield what is wrong with the job."""
     yield from _batch(config)
     yield from _schedule(config)
     yield from _lengths(config)
@@ -77,22 +31,15 @@ def rl_problems(config: RLConfig) -> Iterator[Problem]:
     yield from schedule_problems(config)
     yield from placement_problems(config)
     yield from lora_problems(config.lora, config.checkpoint.merged)
-    yield from _reward_parts(config.reward)
+    yield from reward_problems(config.reward)
     yield from deepspeed_problems(config.train)
-    yield from _engine("rollout.engine", config.rollout.engine)
+    yield from engine_problems("rollout.engine", config.rollout.engine)
     if config.eval.temperature == 0 and config.eval.samples_per_prompt > 1:
         yield (
             "eval.samples_per_prompt",
             f"{config.eval.samples_per_prompt} greedy responses to one prompt are all the same; "
             "use 1, or an eval.temperature above 0",
         )
-
-
-def eval_problems(config: EvalConfig) -> Iterator[Problem]:
-    yield from _reward_parts(config.reward)
-    yield from _engine("engine", config.engine)
-    longest = config.data.max_prompt_tokens + config.eval.max_new_tokens
-    yield from _engine_length("engine", config.engine, longest, "eval.max_new_tokens")
 
 
 def _batch(config: RLConfig) -> Iterator[Problem]:
@@ -141,72 +88,17 @@ def _schedule(config: RLConfig) -> Iterator[Problem]:
 def _lengths(config: RLConfig) -> Iterator[Problem]:
     new_tokens = max(config.rollout.max_new_tokens, config.eval.max_new_tokens or 0)
     longest = config.data.max_prompt_tokens + new_tokens
-    yield from _engine_length("rollout.engine", config.rollout.engine, longest, "rollout.max_new_tokens")
+    yield from engine_length_problems("rollout.engine", config.rollout.engine, longest, "rollout.max_new_tokens")
 
 
-def _engine_length(key: str, engine: dict[str, Any], longest: int, new_tokens_key: str) -> Iterator[Problem]:
-    limit = engine.get("max_model_len")
-    if isinstance(limit, int) and limit < longest:
-        yield (
-            f"{key}.max_model_len",
-            f"{limit} cannot hold the longest sequence of {longest} tokens (data.max_prompt_tokens + "
-            f"{new_tokens_key}); raise it or lower one of those",
-        )
-
-
-def _reward_parts(reward: Any) -> Iterator[Problem]:
-    if all(part.weight == 0 for part in reward.parts):
-        yield "reward.parts", "every weight is 0, so every reward is 0; give a part a weight"
-
-
-def _passed_through(key: str, block: dict[str, Any], owned: dict[str, str]) -> Iterator[Problem]:
-    for path, way_out in owned.items():
-        node: Any = block
-        for name in path.split("."):
-            node = node.get(name) if isinstance(node, dict) else None
-        if node is not None:
-            yield f"{key}.{path}", f"is set elsewhere: {way_out}"
-
-
-def deepspeed_problems(train: Optimization) -> Iterator[Problem]:
-    """What train.deepspeed may not say because a key of ours does, or because DeepSpeed would drop it."""
-    yield from _passed_through("train.deepspeed", train.deepspeed, OWNED_BY_DEEPSPEED)
-    yield from _auto_values("train.deepspeed", train.deepspeed)
-
-
-def _auto_values(key: str, node: Any) -> Iterator[Problem]:
-    if isinstance(node, dict):
-        for name, value in node.items():
-            yield from _auto_values(f"{key}.{name}", value)
-    elif isinstance(node, list):
-        for index, value in enumerate(node):
-            yield from _auto_values(f"{key}.{index}", value)
-    elif node == "auto":
-        yield key, "'auto' is dropped silently by DeepSpeed here; write the number"
-
-
-def _engine(key: str, engine: dict[str, Any]) -> Iterator[Problem]:
-    yield from _passed_through(key, engine, OWNED_BY_ENGINE)
-    utilization = engine.get("gpu_memory_utilization")
-    if utilization is not None and not (isinstance(utilization, int | float) and 0 < utilization <= 1):
-        yield f"{key}.gpu_memory_utilization", f"must be a share above 0 and at most 1; given {utilization!r}"
-
-
-def eval_warnings(config: EvalConfig) -> list[str]:
-    """Return what the user should know about a valid evaluation, one sentence each, beginning with the key."""
-    return list(_reward_warnings(config.reward))
-
-
-def warnings_for(config: RLConfig) -> list[str]:
-    """Return what the user should know about a valid configuration, one sentence each, beginning with the key."""
-    return [
-        *_sampling_warnings(config),
-        *_training_warnings(config),
-        *objective_warnings(config),
-        *schedule_warnings(config),
-        *lora_warnings(config.lora, config.model.dtype, "learning_rate" in config.train.model_fields_set),
-        *_reward_warnings(config.reward),
-    ]
+def rl_warnings(config: RLConfig) -> Iterator[str]:
+    """Yield what the user of a valid job should know."""
+    yield from _sampling_warnings(config)
+    yield from _training_warnings(config)
+    yield from objective_warnings(config)
+    yield from schedule_warnings(config)
+    yield from lora_warnings(config.lora, config.model.dtype, "learning_rate" in config.train.model_fields_set)
+    yield from reward_warnings(config.reward)
 
 
 def _sampling_warnings(config: RLConfig) -> Iterator[str]:
@@ -250,12 +142,3 @@ def _training_warnings(config: RLConfig) -> Iterator[str]:
     for key, every in (("eval", config.eval.every), ("checkpoint", config.checkpoint.every)):
         if every > train.steps:
             yield f"{key}.every: {every} is above train.steps {train.steps}: none happens during the run"
-
-
-def _reward_warnings(reward: Any) -> Iterator[str]:
-    most = sum(part.weight for part in reward.parts if part.weight > 0)
-    if most < reward.pass_threshold:
-        yield (
-            f"reward.pass_threshold: {reward.pass_threshold:g} is above the sum of the positive weights {most:g}; "
-            "parts that pay 0 to 1 can never pass"
-        )

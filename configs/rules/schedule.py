@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from configs.blocks.objective import Corrector
-from plugins import methods as algorithm
+from configs.blocks.rl import RLConfig
+from configs.blocks.schedule import Schedule
+from configs.rules.problem import Problem
 
-if TYPE_CHECKING:
-    from configs.blocks.rl import RLConfig
-    from configs.blocks.schedule import Schedule
-
-Problem = tuple[str, str]  # dotted key, message
 ONLY_IN_OVERLAP = ("max_staleness", "in_flight", "over_issue", "pause_while_training")
 
 
 def with_correction(config: RLConfig) -> RLConfig:
-    """The configuration, with truncated importance weights where tokens may be older than the policy they train.
+    """Return the configuration, with truncated importance weights where tokens may be older than the policy they train.
 
-    Left alone: a list of corrections that the user wrote (an empty one too), a method that weighs by mu itself, and the
+    Left as they are: a list of corrections that the user wrote (an empty one too), a method that weighs by mu itself, and the
     engine's log-probabilities as pi_old.
     """
     objective = config.objective
@@ -27,22 +23,23 @@ def with_correction(config: RLConfig) -> RLConfig:
         return config
     read = _read(config)
     if read is not None and "behavior_logprobs" not in read:
-        objective.corrections.append(Corrector.model_validate("token_truncate"))
+        corrected = objective.model_copy(update={"corrections": [Corrector.model_validate("token_truncate")]})
+        return config.model_copy(update={"objective": corrected})
     return config
 
 
 def _read(config: RLConfig) -> frozenset[str] | None:
-    """What the method's loss reads. None: it fails, which objective_problems reports, with the line."""
+    """Return what the method's loss reads; None when it fails, which objective_problems reports, with the line."""
     from algs.introspection.method_facts import reads  # imports torch; --help must not
 
     try:
-        return reads(algorithm.built(config.algorithm))
+        return reads(config.algorithm.make_method())
     except Exception:  # noqa: BLE001 a user's method may fail in any way
         return None
 
 
 def schedule_problems(config: RLConfig) -> Iterator[Problem]:
-    """What is wrong with the schedule."""
+    """Yield what is wrong with the schedule."""
     schedule, prompts = config.schedule, config.rollout.prompts_per_step
     if schedule.oldest > 0 and config.objective.old_logprobs == "engine":
         read = _read(config)
@@ -79,7 +76,7 @@ def schedule_problems(config: RLConfig) -> Iterator[Problem]:
 
 
 def _ahead_warnings(schedule: Schedule, prompts: int) -> Iterator[str]:
-    """Staleness that is left unused where one batch at a time is asked."""
+    """Warn of staleness that is left unused where one batch at a time is asked."""
     fresh = prompts - schedule.replayed_groups(prompts)
     if schedule.over_issue is None or round(schedule.over_issue * fresh) > 0:
         return
@@ -94,7 +91,7 @@ def _ahead_warnings(schedule: Schedule, prompts: int) -> Iterator[str]:
 
 
 def schedule_warnings(config: RLConfig) -> Iterator[str]:
-    """What runs, but probably not as meant."""
+    """Yield what runs, but probably not as meant."""
     schedule, objective = config.schedule, config.objective
     if schedule.mode == "sync":
         for key in ONLY_IN_OVERLAP:

@@ -6,8 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from configs.blocks.placement import Placement, colocate
-from configs.blocks.rl import EvalConfig, Model, Reward, RLConfig
+from configs.blocks.evaluation import EvalConfig
+from configs.blocks.placement import Placement
+from configs.blocks.rl import Model, Reward, RLConfig
 from configs.blocks.schedule import Failures
 from configs.blocks.sync import SyncMethod
 
@@ -106,6 +107,6 @@ class TrainerJob:
             ranks=config.train.ranks,
             threads_per_rank=config.train.threads_per_rank,
             placement=config.placement,
-            colocate=colocate(config),
+            colocate=config.colocate,
             sync_method=config.sync.method,
         )

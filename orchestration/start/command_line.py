@@ -22,6 +22,7 @@ from configs.reading.load import ConfigError, load, run_directory, to_yaml
 from configs.reading.messages import model_of
 from orchestration.cluster.launcher_rank import is_first_rank
 from orchestration.start.job_kind import AnyConfig, Config, Data, JobKind, TrainingConfig
+from plugins.kinds import listed
 
 if TYPE_CHECKING:
     from orchestration.run.directory import RunDirectory
@@ -213,10 +214,8 @@ def _teaching(kind: JobKind[Config, Data]) -> str:
         lines += _entry(name + (" *" if field.is_required() else ""), about)
     lines.append("  (* must be given)")
     if kind.training is not None:
-        from plugins.methods import listed
-
         lines += ["", "methods (algorithm.name; or your own, my_lab.my_loss:Mine):"]
-        for name, method in listed().items():
+        for name, method in listed("method").items():
             if method.has_advantages == kind.training.from_rewards:
                 lines += _entry(name, method.summary)
     lines += ["", "docs: README.md to begin, docs/CONFIG.md for every key, docs/ARCHITECTURE.md for how it works"]

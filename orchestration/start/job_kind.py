@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from configs.blocks.rl import EvalConfig, RLConfig
+from configs.blocks.evaluation import EvalConfig
+from configs.blocks.rl import RLConfig
 from configs.blocks.supervised import SLConfig
 
 if TYPE_CHECKING:

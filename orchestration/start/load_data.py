@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from configs.blocks.rl import EvalConfig, RLConfig
+from configs.blocks.evaluation import EvalConfig
+from configs.blocks.rl import RLConfig
 from configs.blocks.supervised import SLConfig
-from plugins import methods
 
 if TYPE_CHECKING:
     from data_feeds.examples.supervised_data import SupervisedData
@@ -36,7 +36,7 @@ def load_examples(config: SLConfig) -> SupervisedData:
     from data_feeds.chat.template import load_tokenizer
     from data_feeds.examples.supervised_data import load_supervised_data
 
-    kind = methods.built(config.algorithm).data
+    kind = config.algorithm.make_method().data
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     return load_supervised_data(config.data, kind, tokenizer, config.run.seed, config.eval.max_examples)  # type: ignore[arg-type]
 

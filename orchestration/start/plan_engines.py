@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from configs.blocks.rl import Data, EvalConfig
+from configs.blocks.evaluation import EvalConfig
+from configs.blocks.rl import Data
 from configs.reading.load import run_directory
 from orchestration.cluster.devices import DeviceSpec
 from orchestration.cluster.job_shape import EngineJob

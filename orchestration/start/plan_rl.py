@@ -16,7 +16,6 @@ from orchestration.start.memory_estimate import memory_of_rl, shown
 from orchestration.start.plan import Plan, Row, adapter_text, algorithm_row, function_text, model_rows
 from orchestration.start.plan_engines import data_rows, engine_rows, machine_row, memory_row
 from orchestration.start.preflight import Checked
-from plugins.components import aggregation_for
 from rollouts.admission import Admission
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ def objective_rows(config: RLConfig) -> Iterable[Row]:
 
     method, o = method_for(config), config.objective
     yield "advantage", function_text(o.advantage) if o.advantage else f"{config.algorithm.name}'s own"
-    yield "aggregation", aggregation_for(o, method)
+    yield "aggregation", o.aggregation_mode(method)
     if o.kl.coef > 0:
         yield "KL", f"{o.kl.coef:g} x {o.kl.estimator} to the starting policy, in the {o.kl.placement}"
     if o.entropy_coef > 0:

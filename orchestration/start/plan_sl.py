@@ -11,7 +11,6 @@ from configs.reading.load import run_directory
 from orchestration.start.load_data import supervised_steps
 from orchestration.start.plan import Plan, Row, adapter_text, algorithm_row, model_rows
 from orchestration.start.preflight import Checked
-from plugins import methods
 
 if TYPE_CHECKING:
     from data_feeds.examples.supervised_data import SupervisedData
@@ -32,7 +31,7 @@ def plan_sl(config: SLConfig, checked: Checked, examples: SupervisedData) -> Pla
 
 
 def _model_rows(config: SLConfig, checked: Checked) -> Iterable[Row]:
-    method = methods.built(config.algorithm)
+    method = config.algorithm.make_method()
     yield from model_rows(config.model, checked)
     yield algorithm_row(config.algorithm)
     yield "aggregation", config.objective.aggregation or method.aggregation
@@ -44,7 +43,7 @@ def _model_rows(config: SLConfig, checked: Checked) -> Iterable[Row]:
 
 def _work_rows(config: SLConfig, examples: SupervisedData) -> Iterable[Row]:
     train, ranks = config.train, int(os.environ.get("WORLD_SIZE", "1"))
-    unit = "pairs" if methods.built(config.algorithm).data == "pairs" else "examples"
+    unit = "pairs" if config.algorithm.make_method().data == "pairs" else "examples"
     steps = supervised_steps(config, examples)
     epochs = steps * train.batch_size / examples.training_rows
     yield "a step", f"{train.batch_size} {unit} over {ranks} rank(s), ZeRO {train.zero_stage}"

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from configs.blocks.evaluation import EvalConfig
 from configs.blocks.lora import Lora
 from configs.blocks.objective import Filter
-from configs.blocks.rl import EvalConfig, Model, RLConfig
+from configs.blocks.rl import Model, RLConfig
 from configs.reading.load import run_directory
-from configs.rules.rl import eval_warnings, warnings_for
+from configs.rules.every_job import warnings_for
 from orchestration.cluster.cpu_cores import core_plan, core_warnings
 from orchestration.cluster.devices import DeviceSpec, resolve, shares_gpus
 from orchestration.cluster.job_shape import EngineJob, TrainerJob
@@ -25,6 +26,8 @@ from orchestration.metrics.definitions import METRICS
 from orchestration.model.checkpoint_facts import ModelFacts
 from orchestration.start.memory_estimate import MemoryEstimate, machine_memory, memory_of_rl, shown
 from orchestration.start.problems import Problems
+from plugins.kinds import find, labels
+from plugins.parameters import check
 from rollouts.admission import Admission
 
 if TYPE_CHECKING:
@@ -84,7 +87,7 @@ def preflight_eval(
         check_model(engine_job, model, device, problems)
     if device is None or model is None or problems.texts:
         return None
-    return Checked(device, model, eval_warnings(config))
+    return Checked(device, model, warnings_for(config))
 
 
 def check_run_directory(run: Path, is_resumed: bool, problems: Problems) -> None:
@@ -169,11 +172,10 @@ def check_devices(engine_job: EngineJob, trainer_job: TrainerJob | None) -> Devi
 
 def check_reward(index: int, name: str, params: dict[str, Any]) -> None:
     """Raise ValueError unless the reward imports and takes the given parameters, and its metric has a name of its own."""
-    from plugins.lookup import check_params, find_reward, labels
 
     (label,) = labels([name])
     try:
-        check_params(find_reward(name), f"reward '{name}'", params)
+        check("reward", name, params)
         if f"reward/{label}" in METRICS:
             raise ValueError(f"it would be logged as reward/{label}, which is another metric; rename the function")
     except ValueError as error:
@@ -182,13 +184,10 @@ def check_reward(index: int, name: str, params: dict[str, Any]) -> None:
 
 def check_filter(index: int, block: Filter, responses_per_prompt: int) -> None:
     """Raise ValueError unless the filter imports and takes the given parameters, and could keep a group."""
-    from plugins.lookup import check_params
-    from rollouts.filter import find_filter
 
     what = f"filter '{block.function}'"
     try:
-        function = find_filter(block.function)
-        check_params(function, what, block.params)
+        check("filter", block.function, block.params)
         if responses_per_prompt == 1 and block.function in NEEDS_SEVERAL:
             raise ValueError(
                 f"{what}: rollout.responses_per_prompt is 1, and one response never differs from itself, so every group "
@@ -200,9 +199,8 @@ def check_filter(index: int, block: Filter, responses_per_prompt: int) -> None:
 
 def check_environment(name: str) -> None:
     """Raise ValueError when the environment does not import."""
-    from rollouts.environment import find_environment
 
-    find_environment(name)
+    find("environment", name)
 
 
 def check_engine_arguments(arguments: dict[str, Any]) -> None:

@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from configs.blocks.supervised import SLConfig, sl_warnings
+from configs.blocks.supervised import SLConfig
 from configs.reading.load import run_directory
+from configs.rules.every_job import warnings_for
 from orchestration.cluster.devices import resolve
 from orchestration.model.checkpoint_facts import ModelFacts
 from orchestration.start.load_data import supervised_steps
@@ -31,7 +32,7 @@ def preflight_sl(config: SLConfig, model: ModelFacts | None, is_resumed: bool, p
     adapter = problems.attempt(check_adapter, config.lora, config.model)
     if device is None or problems.texts:
         return None
-    return Checked(device, model, list(sl_warnings(config)), adapter)
+    return Checked(device, model, list(warnings_for(config)), adapter)
 
 
 def check_positions(config: SLConfig, model: ModelFacts) -> None:

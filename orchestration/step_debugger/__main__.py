@@ -30,6 +30,7 @@ from rich.text import Text
 
 from algs.method import PolicyMethod
 from algs.records import PolicyTokens, TokenLoss
+from configs.reading.load import method_from_text
 from data_feeds.chat.template import load_tokenizer
 from orchestration.run.logs import captured_output
 from orchestration.step_debugger.findings import about_change, about_equality, about_not_finite, title
@@ -38,7 +39,6 @@ from orchestration.step_debugger.page import write_page
 from orchestration.step_debugger.rerun import Rerun, gradients, rerun, under
 from orchestration.step_debugger.token_table import COLUMNS, TEXTS, TokenTable, beside, prompts, token_table
 from orchestration.trainer.token_objective import TokenObjective
-from plugins.from_text import built
 
 SHOWN = (
     "trajectory", "position", "token", "reward", "advantage", "behavior_logprob", "old_logprob", "ref_logprob", "logprob",
@@ -114,7 +114,7 @@ def run_again(given: argparse.Namespace, console: Console) -> int:
     if given.set and given.algorithm is None:
         raise ValueError("--set gives a parameter of the method in --algorithm, which is missing")
     captured = load_captured_step(given.path)
-    other = None if given.algorithm is None else built(given.algorithm, given.set)
+    other = None if given.algorithm is None else method_from_text(given.algorithm, given.set)
     text = token_text(captured)
     with captured_output(given.path / "rerun.log"):  # the libraries' chatter
         run = rerun(captured, given.device)

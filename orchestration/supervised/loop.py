@@ -30,7 +30,6 @@ from orchestration.start.load_data import supervised_steps
 from orchestration.supervised.batches import Packing
 from orchestration.supervised.reference_cache import reference_logprobs
 from orchestration.trainer.settings import TrainerSettings
-from plugins import methods
 
 
 def run_sl(config: SLConfig, feed: SupervisedData, run: RunDirectory, write_report: Callable[[Path], Path]) -> None:
@@ -74,7 +73,7 @@ class SLJob:
         from orchestration.trainer.trainer import Trainer  # late: DeepSpeed
 
         self.config, self.run, self.console, self.rank, self.ranks = config, run, console, rank, ranks
-        self.feed, self.method = feed, methods.built(config.algorithm)
+        self.feed, self.method = feed, config.algorithm.make_method()
         self.clock, self.tally = StepClock(), Tally()
         self.packing = Packing(config, self.method, ranks)
         self.feed_state = self.feed.sampler.state_dict()  # as it was after the last trained batch was drawn

@@ -22,7 +22,6 @@ from data_feeds.packing import MicroBatch, pack
 from data_feeds.responses import Responses, TokenColumns
 from orchestration.metrics.tally import Tally
 from orchestration.trainer.token_objective import TokenObjective
-from plugins.components import advantage_for, aggregation_for
 from records.rollout import Group, Trajectory
 
 # By name: one array per trajectory, a number per action token; see recomputed_columns.
@@ -100,7 +99,7 @@ def _pack(
     lengths = torch.where(torch.tensor([t.dropped_by is None for t in responses.trajectories]), groups.lengths, 0)
     if config.objective.rejected_tokens == "leave":
         lengths = torch.minimum(lengths, _kept_tokens(columns, groups, objective))
-    aggregation = aggregation_for(config.objective, method)
+    aggregation = config.objective.aggregation_mode(method)
     weights = token_weights(aggregation, lengths, groups.group, config.rollout.max_new_tokens).numpy()
     if drops_zero_advantage(objective, train):
         weights *= np.logical_or.reduceat(columns["advantages"] != 0, np.cumsum(responses.counts) - responses.counts)
@@ -155,7 +154,7 @@ def advantages_of(
 
     A reward that is Inf or NaN makes its tokens' advantages NaN whatever the method does with it, and so does an
     engine's log-probability that of its token (a correction would just reject it): the step must see it."""
-    found = advantage_for(config, method)(groups).to(torch.float32)
+    found = config.objective.advantage_function(method)(groups).to(torch.float32)
     responses, tokens = len(groups.lengths), int(groups.lengths.sum())
     if len(found) not in (responses, tokens):
         raise ValueError(

@@ -12,7 +12,6 @@ from algs.method import PolicyMethod
 from algs.parts import kl
 from algs.records import PolicyTokens, TokenLoss
 from configs.blocks.objective import Objective
-from plugins.components import corrections_for
 
 
 class TokenObjective:
@@ -23,7 +22,7 @@ class TokenObjective:
 
     def __init__(self, method: PolicyMethod, objective: Objective) -> None:
         self.method, self.objective = method, objective
-        self.corrections = corrections_for(objective)
+        self.corrections = objective.correction_functions()
         self.has_update_sums = type(method).update_sums is not PolicyMethod.update_sums
         self.has_values = "values" in method.needs()
         self.has_reference = objective.kl.coef > 0 or "ref_logprobs" in method.needs()

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from configs.blocks.rl import Reward
-from plugins.lookup import labels
+from plugins.kinds import labels
 from records.rollout import Group, Trajectory
 from rewards.scoring.worker import LENGTH, PartSpec, Score
 

@@ -26,7 +26,9 @@ from typing import Any
 
 import numpy as np
 
-from plugins.lookup import check_params, find_reward, is_of_group
+from plugins.kinds import find
+from plugins.marks import is_of_group
+from plugins.parameters import check
 from records.rollout import Group, Trajectory
 from rewards.scoring.counted import Counted
 
@@ -235,9 +237,8 @@ def main() -> None:
     parts: Parts = []
     try:
         for spec in pickle.loads(receive(sock)):
-            function = find_reward(spec.function)
-            check_params(function, f"reward '{spec.function}'", spec.params)
-            parts.append((spec, function))
+            check("reward", spec.function, spec.params)
+            parts.append((spec, find("reward", spec.function)))
     except ValueError as error:
         send(sock, pickle.dumps((str(error), False, False)))
         return

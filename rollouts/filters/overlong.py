@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from plugins.marks import group_filter
 from records.rollout import Group
-from rollouts.filter import group_filter
 
 
 @group_filter(refill=False)

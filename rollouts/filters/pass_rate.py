@@ -6,9 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from plugins.lookup import checked_by
+from plugins.marks import checked_by, group_filter
 from records.rollout import Group
-from rollouts.filter import group_filter
 
 
 def _band(low: float, high: float, threshold: float) -> None:

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
+from plugins.marks import group_filter
 from records.rollout import Group, paid_alike
-from rollouts.filter import group_filter
 
 
 @group_filter(refill=True)

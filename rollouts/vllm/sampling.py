@@ -6,7 +6,8 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from configs.blocks.rl import Eval, EvalRun, Rollout
+from configs.blocks.evaluation import EvalRun
+from configs.blocks.rl import Eval, Rollout
 
 if TYPE_CHECKING:
     from vllm import SamplingParams

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import algs
 from algs.method import PolicyMethod
 from algs.records import Groups, PolicyTokens
-from plugins.objective_parts import find_method
+from plugins.kinds import find
 from unit_tests.algs import reference
 from unit_tests.algs.reference import Array, Ragged, Step
 
@@ -31,7 +31,7 @@ NAMES = sorted(path.stem for path in Path(algs.__file__).parent.glob("*.py") if 
 
 def make(name: str, **params: Any) -> PolicyMethod:
     """The method of algs/<name>.py under these parameters, the rest at their defaults."""
-    method = find_method(name)
+    method = find("method", name)
     return method(method.Params(**params))
 
 
@@ -59,7 +59,7 @@ def pair_steps(draw: st.DrawFn, max_pairs: int = 5, max_length: int = 9) -> Step
 
 def steps_for(name: str, **limits: int) -> st.SearchStrategy[Step]:
     """Random steps of the kind of data that the method learns from."""
-    return pair_steps() if find_method(name).data == "pairs" else steps(**limits)
+    return pair_steps() if find("method", name).data == "pairs" else steps(**limits)
 
 
 def random_pairs(lengths: list[int], rng: np.random.Generator) -> Step:
@@ -72,7 +72,7 @@ def random_pairs(lengths: list[int], rng: np.random.Generator) -> Step:
 
 def inseparable(name: str, step: Step) -> list[list[int]]:
     """The trajectories that must be in one micro-batch: the two of a pair, else each by itself."""
-    if find_method(name).data != "pairs":
+    if find("method", name).data != "pairs":
         return [[i] for i in range(len(step.lengths))]
     return [[i for i, g in enumerate(step.group) if g == group] for group in sorted(set(step.group))]
 

@@ -47,7 +47,6 @@ def test_equal_rewards_give_exactly_zero(name, size, value):
     groups = groups_of([[value] * size, [0.0, 1.0]])
     found = getattr(advantages, name)(groups)
     assert (found[:size] == 0).all() and (found[size:] != 0).all()
-    assert advantages.varies(groups).tolist() == [False, True]
 
 
 @pytest.mark.parametrize("name", REFERENCES)

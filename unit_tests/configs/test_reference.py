@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from configs import reference
-from configs.blocks.rl import EvalConfig, RLConfig
+from configs.blocks.evaluation import EvalConfig
+from configs.blocks.rl import RLConfig
 from configs.reading.messages import dotted_keys
-from plugins.methods import find, has_advantages, listed
-from plugins.objective_parts import functions
-from plugins.parameters import model_of_function
+from plugins.kinds import find, listed
+from plugins.parameters import parameters_of
 
 
 def test_the_page_is_not_stale() -> None:
@@ -26,17 +26,16 @@ def test_every_key_has_a_description_and_a_row() -> None:
 
 
 def test_methods_are_listed_without_importing_them() -> None:
-    assert {"grpo", "sft"} <= set(listed())
-    for name, entry in listed().items():
-        assert entry.has_advantages == has_advantages(find(name)), name
+    assert {"grpo", "sft"} <= set(listed("method"))
+    for name, entry in listed("method").items():
+        assert entry.has_advantages == (find("method", name).data == "prompts"), name
         assert entry.summary, f"{name} has no docstring"
 
 
 def test_every_advantage_and_correction_is_listed_with_its_parameters() -> None:
     page = reference.page()
     for kind in ("advantage", "correction"):
-        for name, function in functions(kind).items():
+        for name, function in ((name, find(kind, name)) for name in listed(kind)):
             row = next(line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
-            for parameter, field in model_of_function(function).model_fields.items():
+            for parameter, field in parameters_of(function).model_fields.items():
                 assert f"`{parameter}` (" in row and field.description and field.description in row
-    assert "| `varies` |" not in page  # takes groups, but is no advantage

@@ -13,13 +13,12 @@ from algs.method import PolicyMethod
 from configs.reading.files import read_job
 from configs.reading.load import method_for
 from orchestration.run.samples import read_samples
-from plugins.methods import listed
-from plugins.objective_parts import find_method
+from plugins.kinds import find, listed
 from unit_tests.e2e.shared_stack import RANKS, ROOT, STEPS, UPDATES, Done, SharedStack, variant
 
 pytestmark = pytest.mark.e2e
 
-METHODS = sorted(name for name, entry in listed().items() if entry.has_advantages)
+METHODS = sorted(name for name, entry in listed("method").items() if entry.has_advantages)
 MAX_NEW_TOKENS = 8
 PROBE_TOLERANCE_NATS = 0.002
 
@@ -81,7 +80,7 @@ def check(done: Done, *promised: str) -> None:
 def shape_of(name: str) -> str:
     """Return what a method asks of a job. Methods that ask the same differ in a formula, which unit tests hold."""
     block = of_file(name)
-    cls = find_method(block.pop("algorithm")["name"])
+    cls = find("method", block.pop("algorithm")["name"])
     return f"{sorted(cls(cls.Params()).needs())} {cls.update_sums is PolicyMethod.update_sums} {block}"
 
 

@@ -9,13 +9,13 @@ from algs.introspection import gradient_weights
 from algs.introspection.gradient_weights import weights
 from algs.method import MethodParams, PolicyMethod, param
 from algs.records import Groups, PolicyTokens, TokenLoss
+from configs.reading.load import method_from_text
 from eval import explain
 from eval.explain import advantage, explanation, parameters, parts
-from plugins.from_text import built, methods
-from plugins.objective_parts import find_method
+from plugins.kinds import find, listed
 
-RL_METHODS = [name for name in methods() if find_method(name).data == "prompts"]
-OTHERS = sorted({*methods()} - {*RL_METHODS})
+RL_METHODS = [name for name in list(listed("method")) if find("method", name).data == "prompts"]
+OTHERS = sorted({*list(listed("method"))} - {*RL_METHODS})
 
 
 class Doubled(PolicyMethod):
@@ -78,11 +78,11 @@ def test_docstring_is_taken_apart():
     assert explain.papers(Doubled) == ["https://arxiv.org/abs/2601.00001"]
 
 
-@pytest.mark.parametrize("name", methods())
+@pytest.mark.parametrize("name", list(listed("method")))
 def test_every_method_says_what_it_is(name):
     """A paper (a year at least), a formula with a loss, what differs from the paper, relatives that exist."""
-    doc = parts(find_method(name))
-    classes = {find_method(other).__name__ for other in methods()}
+    doc = parts(find("method", name))
+    classes = {find("method", other).__name__ for other in list(listed("method"))}
     assert re.search(r"\((.+ )?\d{4}\b.*\)$", doc.title) or name == "sft", doc.title
     assert "loss" in doc.formula and "=" in doc.formula
     assert any(text.startswith("Differs from the paper by:") for text in doc.deviations)
@@ -94,35 +94,35 @@ def test_own_advantage_is_found_through_own_functions():
     """The first function of algs/advantages.py that is called, itself or by way of the class; else it is its own."""
     assert advantage(Doubled) == "its own (Doubled.advantages)"
     assert advantage(Inherited) == "rloo"
-    assert advantage(find_method("ppo")) == "gae"
-    assert advantage(find_method("sft")).startswith("none")
+    assert advantage(find("method", "ppo")) == "gae"
+    assert advantage(find("method", "sft")).startswith("none")
 
 
 def test_a_table_holds_the_weights_at_its_points():
     """A column for each sign of the advantage, or response of a pair; sums over the step are those of the table."""
-    clipped = weights(built("grpo"), (0.5, 1.0, 6.0)).curves
+    clipped = weights(method_from_text("grpo"), (0.5, 1.0, 6.0)).curves
     assert [column.tolist() for column in clipped.values()] == [pytest.approx([0.5, 1, 0]), pytest.approx([0, -1, -6])]
     assert list(clipped) == ["A = +1", "A = -1"]
-    pair = weights(built("ipo"), (0.0, 5.0, 6.0)).curves
+    pair = weights(method_from_text("ipo"), (0.0, 5.0, 6.0)).curves
     assert pair["chosen"].tolist() == pytest.approx([10, 0, -2]) and pair["rejected"].tolist() == pytest.approx(
         [-10, 0, 2]
     )
-    assert weights(built("sft")).curves["weight"].tolist() == [1.0] * len(gradient_weights.PROBABILITIES)
+    assert weights(method_from_text("sft")).curves["weight"].tolist() == [1.0] * len(gradient_weights.PROBABILITIES)
     rho = torch.tensor(gradient_weights.RATIOS, dtype=torch.float64)
     ess = float(rho.sum() ** 2 / (len(rho) * rho.square().sum()))
-    assert weights(built("p3o")).step_metrics == {"ess": pytest.approx(ess)}
-    assert weights(built("kto")).step_metrics == {"reference_point": pytest.approx(0)}
+    assert weights(method_from_text("p3o")).step_metrics == {"ess": pytest.approx(ess)}
+    assert weights(method_from_text("kto")).step_metrics == {"reference_point": pytest.approx(0)}
 
 
-@pytest.mark.parametrize("name", methods())
+@pytest.mark.parametrize("name", list(listed("method")))
 def test_every_method_is_explained(name):
     """The screen holds its parameters, the points of the table, the aggregation; P3O's also the table's own ESS."""
-    text = explanation(name, built(name))
-    assert all(f"  {p.name} = {p.value}" in text for p in parameters(built(name)))
-    kind = gradient_weights.KINDS[find_method(name).data]
+    text = explanation(name, method_from_text(name))
+    assert all(f"  {p.name} = {p.value}" in text for p in parameters(method_from_text(name)))
+    kind = gradient_weights.KINDS[find("method", name).data]
     assert len(re.findall(r"^ +-?[\d.]+( +-?[\d.]+){1,2}$", text, re.MULTILINE)) == len(kind.points)
     assert ("advantage  " in text) == (name in RL_METHODS) and ("learns from  " in text) == (name in OTHERS)
-    assert find_method(name).aggregation in text
+    assert find("method", name).aggregation in text
     assert ("ess over the tokens of this table: 0.457" in text) == (name == "p3o")
 
 
@@ -135,23 +135,23 @@ def test_an_unknown_kind_of_data_is_refused():
 
 def test_parameters_are_set():
     """--set changes the table: the cap is the largest weight, dual clip ends the slope of punished tokens."""
-    assert weights(built("cispo", ["ratio_cap=3"])).curves["A = +1"].max().item() == pytest.approx(3)
-    assert weights(built("ppo", ["dual_clip=3", "whiten=false"])).curves["A = -1"].min().item() > -3
-    assert built("ppo", ["vf_clip=null", "clip_high=1e-1"]).params.vf_clip is None
+    assert weights(method_from_text("cispo", ["ratio_cap=3"])).curves["A = +1"].max().item() == pytest.approx(3)
+    assert weights(method_from_text("ppo", ["dual_clip=3", "whiten=false"])).curves["A = -1"].min().item() > -3
+    assert method_from_text("ppo", ["vf_clip=null", "clip_high=1e-1"]).params.vf_clip is None
 
 
 @pytest.mark.parametrize(
     ("name", "given", "complaint"),
     [
         ("grppo", [], "did you mean grpo"),
-        ("nothing_like_it", [], "there are: aipo, cispo"),
+        ("nothing_like_it", [], "ours are: aipo, cispo"),
         ("grpo", ["clip_hihg=1"], "did you mean clip_high"),
         ("grpo", ["clip_high"], "has no parameter|must be|key=value"),
-        ("grpo", ["clip_high=-1"], "must be >= 0"),
-        ("grpo", ["clip_high=abc"], "must be float"),
-        ("grpo", ["clip_high=true"], "must be float"),
-        ("gspo", ["level=word"], "must be sequence or token"),
-        ("ppo", ["whiten=1"], "must be bool"),
+        ("grpo", ["clip_high=-1"], "must be at least 0.0; given -1"),
+        ("grpo", ["clip_high=abc"], "must be a number"),
+        ("grpo", ["clip_high=true"], "must be a number"),
+        ("gspo", ["level=word"], "must be 'sequence' or 'token'"),
+        ("ppo", ["whiten=1"], "must be true or false"),
         ("cispo", ["ratio_floor=9"], "above ratio_cap"),
         ("my_lab.nowhere:Mine", [], "there is no module my_lab"),
     ],
@@ -165,5 +165,5 @@ def test_mistakes_are_explained(name, given, complaint, capsys):
 def test_without_a_name_the_methods_are_listed(capsys):
     assert explain.main([]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == methods() == sorted(methods())
-    assert {"grpo", "sft", "p3o"} <= set(methods()) and not {"explain", "method", "kl"} & set(methods())
+    assert [line.split()[0] for line in lines] == list(listed("method")) == sorted(listed("method"))
+    assert {"grpo", "sft", "p3o"} <= set(listed("method")) and not {"explain", "method", "kl"} & set(listed("method"))

@@ -7,12 +7,12 @@ import pytest
 from algs.introspection.gradient_weights import weights
 from configs.blocks.rl import RLConfig
 from configs.blocks.supervised import SLConfig
+from configs.reading.load import method_from_text
 from configs.reading.messages import dotted_keys
 from eval import method_cards, method_weights
 from eval.explain import parameters
 from eval.method_cards import BEGIN, PAGES
 from orchestration.metrics.definitions import METRICS, definition
-from plugins.from_text import built
 
 PAGED = method_cards.names()
 FROM_REWARDS = method_cards.names({"prompts"})
@@ -91,14 +91,14 @@ def test_page_is_complete(name):
     program = "main_rl" if name in FROM_REWARDS else "main_sl"
     assert f"`python {program}.py --config configs/{name}.yaml`" in by_hand
     assert f"](../../algs/{name}.py)" in by_hand
-    for parameter in parameters(built(name)):
+    for parameter in parameters(method_from_text(name)):
         assert f"`algorithm.{parameter.name}`" in by_hand, parameter.name
 
 
 @pytest.mark.parametrize("name", PAGED)
 def test_metrics_on_the_page_exist(name):
     """Each is defined, and a method's own is one that its loss reports."""
-    mine = {f"method/{metric}" for metric in weights(built(name, TALKATIVE.get(name, ()))).metrics}
+    mine = {f"method/{metric}" for metric in weights(method_from_text(name, TALKATIVE.get(name, ()))).metrics}
     groups = "|".join(sorted({metric.split("/")[0] for metric in METRICS}))
     named = re.findall(rf"`((?:{groups})/[\w<>/]+)`", page(name))
     assert len(set(named)) >= 2
@@ -116,7 +116,7 @@ def test_metrics_on_the_page_exist(name):
 def test_keys_on_the_page_exist(name):
     """Every dotted configuration key in the page's text is one of the schema's or of the method's parameters."""
     schema = RLConfig if name in FROM_REWARDS else SLConfig
-    keys = set(dotted_keys(schema)) | {f"algorithm.{p.name}" for p in parameters(built(name))}
+    keys = set(dotted_keys(schema)) | {f"algorithm.{p.name}" for p in parameters(method_from_text(name))}
     blocks = "|".join({**RLConfig.model_fields, **SLConfig.model_fields})
     for key in re.findall(rf"`((?:{blocks})\.[a-z_.]+)\b", page(name)):
         assert key in keys or key in schema.model_fields or any(k.startswith(f"{key}.") for k in keys), key

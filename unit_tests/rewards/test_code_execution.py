@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plugins.lookup import check_params
+from plugins.parameters import check
 from records.rollout import Prompt, Trajectory
 from rewards.code_execution import code_execution, find_program
 from rewards.sandbox.code_tests import CodeCase, StdinCase, ValueCase, read_cases
@@ -147,4 +147,4 @@ def test_bad_tests_name_the_row(tests: Any, said: str) -> None:
 @pytest.mark.parametrize("params", [{"isolation": "none"}, {"seconds": 0}, {"take": "all"}, {"processes": 0}])
 def test_bad_params(params: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"reward 'code_execution': params\."):
-        check_params(code_execution, "reward 'code_execution'", {"isolation": "limits_only", **params})
+        check("reward", "code_execution", {"isolation": "limits_only", **params})

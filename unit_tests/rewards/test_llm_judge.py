@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from configs.blocks.rl import Reward
-from plugins.lookup import check_params
+from plugins.parameters import check
 from records.rollout import Prompt, Trajectory
 from rewards.judge import cache as judge_cache
 from rewards.judge.client import JudgeError
@@ -302,13 +302,13 @@ def test_time_outs_and_failures_are_errors_of_their_own_response(endpoint: Endpo
         ({"api_key_env": "NO_SUCH_KEY"}, "params.api_key_env: the environment variable NO_SUCH_KEY is not set"),
         ({"request": {"model": "x"}}, "params.request: model cannot be set there"),
         ({"cache": "/no/such/folder/x.sqlite"}, "params.cache: /no/such/folder/x.sqlite: unable to open"),
-        ({"attempts": 0}, "params.attempts: Input should be greater than or equal to 1"),
+        ({"attempts": 0}, "params.attempts: must be at least 1"),
         ({"model": None}, "params.model"),
     ],
 )
 def test_bad_params(params: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError) as caught:
-        check_params(llm_judge, "reward 'llm_judge'", {"base_url": "http://x/v1", "model": "m", **params})
+        check("reward", "llm_judge", {"base_url": "http://x/v1", "model": "m", **params})
     assert said in str(caught.value)
 
 

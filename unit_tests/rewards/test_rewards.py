@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plugins.lookup import check_params, find_reward, reward_names
+from plugins.kinds import listed
+from plugins.parameters import check
 from records.rollout import Prompt, Trajectory
 from rewards.ended import ended
 from rewards.exact_match import exact_match
@@ -158,93 +159,44 @@ def test_reasoning_gym_score_needs_its_columns() -> None:
         reasoning_gym_score(trajectory("4", "4"))
 
 
-def test_every_shipped_reward_is_found_by_its_file() -> None:
-    assert reward_names() == [
+def test_shipped_rewards() -> None:
+    assert list(listed("reward")) == [
         "code_execution",
         "ended", "exact_match", "format_match", "gsm8k", "last_number", "length", "llm_judge", "math_verify",
         "multiple_choice", "numeric_precision", "reasoning_gym_score", "relative_length", "repetition", "reward_model", "soft_overlong",
     ]  # fmt: skip
-    for name in reward_names():
-        assert find_reward(name).__name__ == name
-    assert find_reward("rewards.last_number:last_number") is last_number
-    assert find_reward("rewards.last_number") is last_number
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("last_numbr", "did you mean 'last_number'"),
-        ("scoring", "there is no such reward"),
-        ("no_such_lab.rewards:score", "there is no module no_such_lab"),
-        ("rewards.last_number:last_numbr", "did you mean 'last_number'"),
-    ],
-)
-def test_unknown_rewards_are_refused(name: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said) as error:
-        find_reward(name)
-    assert name in str(error.value)
-
-
-def test_a_reward_that_does_not_import(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "needs_something.py").write_text("import not_installed_at_all\n")
-    (tmp_path / "bad_syntax.py").write_text("def score(:\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ValueError, match=r"needs_something does not import.*not_installed_at_all"):
-        find_reward("needs_something:score")
-    with pytest.raises(ValueError, match="bad_syntax does not import: SyntaxError"):
-        find_reward("bad_syntax:score")
 
 
 def test_params_are_fitted_to_the_function() -> None:
-    check_params(last_number, "reward 'last_number'", {"tolerance": 0.1})
-    check_params(last_number, "reward 'last_number'", {"tolerance": 1})  # an integer is a number
-    with pytest.raises(ValueError, match="'tolerence'; its parameters are: tolerance"):
-        check_params(last_number, "reward 'last_number'", {"tolerence": 0.1})
+    check("reward", "last_number", {"tolerance": 0.1})
+    check("reward", "last_number", {"tolerance": 1})  # an integer is a number
+    with pytest.raises(ValueError, match=r"params.tolerence: unknown key; did you mean tolerance\?"):
+        check("reward", "last_number", {"tolerence": 0.1})
 
 
 @pytest.mark.parametrize(
     ("function", "params", "said"),
     [
-        (last_number, {"tolerance": "0.1"}, "params.tolerance: Input should be a valid number; given '0.1'"),
-        (last_number, {"tolerance": True}, "params.tolerance: Input should be a valid number; given True"),
-        (last_number, {"tolerance": float("nan")}, "params.tolerance: Input should be a finite number; given nan"),
-        (exact_match, {"ignore_case": 1}, "params.ignore_case: Input should be a valid boolean; given 1"),
-        (reasoning_gym_score, {"take": "all"}, "params.take: Input should be 'response', 'last_line' or 'last_number'"),
-        (soft_overlong, {"max_tokens": 8}, "missing a required argument: 'buffer_tokens'"),
-        (soft_overlong, {"max_tokens": 8, "buffer_tokens": 0}, "params.buffer_tokens: Input should be greater than"),
+        (last_number, {"tolerance": "0.1"}, "params.tolerance: must be a number; given '0.1'"),
+        (last_number, {"tolerance": True}, "params.tolerance: must be a number; given true"),
+        (last_number, {"tolerance": float("nan")}, "params.tolerance: must be a finite number; given nan"),
+        (exact_match, {"ignore_case": 1}, "params.ignore_case: must be true or false; given 1"),
+        (reasoning_gym_score, {"take": "all"}, "params.take: must be 'response', 'last_line' or 'last_number'"),
+        (soft_overlong, {"max_tokens": 8}, "params.buffer_tokens: is missing"),
+        (soft_overlong, {"max_tokens": 8, "buffer_tokens": 0}, "params.buffer_tokens: must be at least 1; given 0"),
         (soft_overlong, {"max_tokens": 8, "buffer_tokens": 9}, "params.buffer_tokens: 9 is more than max_tokens 8"),
-        (soft_overlong, {"max_tokens": 8, "buffer_tokens": 4, "penalty": -1.0}, "params.penalty: Input should be gre"),
+        (soft_overlong, {"max_tokens": 8, "buffer_tokens": 4, "penalty": -1.0}, "params.penalty: must be at least 0"),
         (format_match, {"pattern": "(a"}, "params.pattern: '(a' is no regular expression: missing )"),
         (length, {"low": 5, "high": 4}, "params.low: 5 is above high 4"),
         (length, {"low": 1, "high": 4, "target": 9}, "params.target: 9 is not between low 1 and high 4"),
-        (length, {"low": 1.5, "high": 4}, "params.low: Input should be a valid integer; given 1.5"),
-        (repetition, {"n": 0, "penalty": "x"}, "greater than or equal to 1; given 0; params.penalty: Input should be"),
+        (length, {"low": 1.5, "high": 4}, "params.low: must be a whole number; given 1.5"),
+        (repetition, {"n": 0, "penalty": "x"}, "params.n: must be at least 1; given 0; params.penalty: must be"),
     ],
 )
 def test_wrong_params_are_refused_before_the_run(function: Any, params: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError) as caught:
-        check_params(function, f"reward '{function.__name__}'", params)
+        check("reward", function.__name__, params)
     assert str(caught.value).startswith(f"reward '{function.__name__}': ") and said in str(caught.value)
-
-
-def test_functions_of_every_shape_are_fitted(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "shapes_lab.py").write_text(
-        "from __future__ import annotations\n"
-        "from typing import TYPE_CHECKING\n"
-        "if TYPE_CHECKING:\n    from nowhere import Trajectory, Odd\n"
-        "def plain(trajectory, weight=1): return 1.0\n"
-        "def typed(trajectory: Trajectory, pair: tuple[int, int] = (0, 1), odd: Odd = None): return 1.0\n"
-        "def any_name(trajectory, **rest: int): return 1.0\n"
-        "class Callable:\n    def __call__(self, trajectory, low: int = 0): return 1.0\n"
-        "instance = Callable()\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    check_params(find_reward("shapes_lab:plain"), "r", {"weight": "anything"})
-    check_params(find_reward("shapes_lab:typed"), "r", {"pair": [1, 2], "odd": 3})
-    with pytest.raises(ValueError, match=r"r: params.pair.1: .* given 'x'"):
-        check_params(find_reward("shapes_lab:typed"), "r", {"pair": [1, "x"]})
-    check_params(find_reward("shapes_lab:any_name"), "r", {"whatever": 1})
-    check_params(find_reward("shapes_lab:instance"), "r", {"low": 2})
 
 
 def generated(tokens: list[int], observed: tuple[int, ...] = (), turns: list[int] | None = None) -> Trajectory:
@@ -319,9 +271,12 @@ def test_repetition_counts_what_was_generated_within_turns() -> None:
 
 def test_rewards_import_neither_torch_nor_transformers() -> None:
     code = (
-        "import sys, plugins.lookup as f, rewards.scoring.service, rewards.scoring.worker\n"
+        "import sys, rewards.scoring.service, rewards.scoring.worker\n"
+        "from plugins.parameters import check, find\n"
+        "from plugins.kinds import listed\n"
         "assert 'reasoning_gym' not in sys.modules\n"
-        "[f.find_reward(n) for n in f.reward_names()]\n"
+        "[find('reward', name) for name in listed('reward')]\n"
+        "check('reward', 'length', {'low': 1, 'high': 4})\n"
         "heavy = {'torch', 'transformers', 'vllm', 'ray'} & set(sys.modules)\n"
         "sys.exit(str(heavy) if heavy else 0)\n"
     )

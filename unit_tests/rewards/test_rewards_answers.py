@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.blocks.rl import Reward
-from plugins.lookup import check_params
+from plugins.parameters import check
 from records.rollout import Prompt, Trajectory
 from rewards.format_match import format_match
 from rewards.gsm8k import gsm8k
@@ -190,7 +190,7 @@ def test_multiple_choice_answers() -> None:
     with pytest.raises(ValueError, match="p/0 has 1 options"):
         multiple_choice(trajectory("A", "A", choices=["x"]))
     with pytest.raises(ValueError, match=r"params\.letters"):
-        check_params(multiple_choice, "reward 'multiple_choice'", {"letters": "AA"})
+        check("reward", "multiple_choice", {"letters": "AA"})
 
 
 @settings(max_examples=100)
@@ -277,7 +277,7 @@ def test_format_of_tags(response: str, paid: float) -> None:
 @pytest.mark.parametrize("params", [{}, {"pattern": "a", "tags": ["a"]}, {"tags": []}, {"tags": ["<a>"]}])
 def test_format_match_wants_one_of_pattern_and_tags(params: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="reward 'format_match': params"):
-        check_params(format_match, "reward 'format_match'", params)
+        check("reward", "format_match", params)
 
 
 def test_math_verify_has_its_time_outs_in_a_scoring_process() -> None:

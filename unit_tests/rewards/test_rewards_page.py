@@ -11,7 +11,9 @@ import pytest
 import yaml
 
 from configs.blocks.rl import Reward
-from plugins.lookup import check_params, find_reward, is_of_group, reward_names
+from plugins.kinds import listed
+from plugins.marks import is_of_group
+from plugins.parameters import check
 from records.rollout import Group, Prompt, Trajectory
 from rewards.sandbox import run as sandbox
 
@@ -21,9 +23,9 @@ EXAMPLES = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 def test_every_reward_has_its_section_and_its_row() -> None:
     sections = [name for line in re.findall(r"^### (.*)$", PAGE, re.MULTILINE) for name in line.split(", ")]
-    assert sorted(sections) == reward_names()
+    assert sorted(sections) == list(listed("reward"))
     rows = dict(re.findall(r"^\| \[`(\w+)`\]\(#([\w-]+)\) \|", PAGE, re.MULTILINE))
-    assert sorted(rows) == reward_names()
+    assert sorted(rows) == list(listed("reward"))
     anchors = {re.sub(r"[^\w -]", "", line).replace(" ", "-") for line in re.findall(r"^### (.*)$", PAGE, re.MULTILINE)}
     assert set(rows.values()) <= anchors
 
@@ -41,12 +43,12 @@ def test_examples_pass_the_checks(example: str, tmp_path: Path, monkeypatch: pyt
                 sandbox.check("namespaces")
             except ValueError as error:
                 pytest.skip(str(error))
-        check_params(find_reward(part.function), f"reward '{part.function}'", params)
+        check("reward", part.function, params)
 
 
 def test_examples_name_every_reward() -> None:
     named = {part["function"] for text in EXAMPLES for part in yaml.safe_load(text)["reward"]["parts"]}
-    assert set(reward_names()) - named == {"length", "repetition"}  # shown in a table
+    assert set(listed("reward")) - named == {"length", "repetition"}  # shown in a table
 
 
 def test_the_group_reward_in_the_page_pays_as_it_says() -> None:

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from plugins.kinds import find
 from records.rollout import Prompt
-from rollouts.environment import Step, environment_names, find_environment
+from rollouts.environment import Step
 
 
 def test_single_turn_asks_and_ends() -> None:
-    environment = find_environment("single_turn")()
+    environment = find("environment", "single_turn")()
     messages = [{"role": "user", "content": "2 + 2 ="}]
     assert environment.reset(Prompt("p/0", messages)) == messages
     assert environment.step("4", [4, 2]) == Step(done=True, messages=[], token_ids=None, reward=None)
@@ -30,25 +31,7 @@ def test_a_users_own_of_several_turns(tmp_path: Path, monkeypatch: pytest.Monkey
     )
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("my_world:Twice", "my_world:Twice"):
-        world = find_environment(name)()
+        world = find("environment", name)()
         first, second = world.step("yes", []), world.step("yes", [])
         assert not first.done and first.messages[0]["content"] == "sure?"
         assert second.done and second.reward == 1.0
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("single_tern", "did you mean 'single_turn'"),
-        ("no_such_lab:World", "there is no module no_such_lab"),
-        ("rollouts.environments.single_turn:SingleTern", "did you mean 'SingleTurn'"),
-        ("rollouts.environments.single_turn:Sequence", "no class with reset and step"),
-    ],
-)
-def test_unknown_environments_are_refused(name: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        find_environment(name)
-
-
-def test_shipped_names() -> None:
-    assert environment_names() == ["single_turn"]

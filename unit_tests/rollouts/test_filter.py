@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.blocks.objective import Filter
-from plugins.lookup import check_params
+from plugins.kinds import listed
+from plugins.parameters import check
 from records.rollout import Group, Prompt, Trajectory, paid_alike
-from rollouts.filter import GroupFilter, apply_filters, filter_names, filters_of, find_filter
+from rollouts.filter import GroupFilter, apply_filters, filters_of
 from rollouts.filters.overlong import overlong
 from rollouts.filters.pass_rate import pass_rate
 from rollouts.filters.zero_variance import zero_variance
@@ -45,8 +46,8 @@ def left(one: Group) -> tuple[list[int], list[int]]:
 
 
 def test_shipped_filters_and_whether_they_refill() -> None:
-    assert filter_names() == ["overlong", "pass_rate", "zero_variance"]
-    assert {name: blocks(name)[0].refill for name in filter_names()} == {
+    assert list(listed("filter")) == ["overlong", "pass_rate", "zero_variance"]
+    assert {name: blocks(name)[0].refill for name in listed("filter")} == {
         "overlong": False, "pass_rate": True, "zero_variance": True,
     }  # fmt: skip
     assert blocks({"function": "zero_variance", "refill": False})[0].refill is False
@@ -188,9 +189,9 @@ def test_a_filter_that_fails_is_named(lab: Any, name: str, said: str) -> None:
 
 
 def test_unknown_filters_and_parameters_are_refused() -> None:
-    with pytest.raises(ValueError, match="did you mean 'overlong'"):
-        find_filter("overlongs")
+    with pytest.raises(ValueError, match=r"did you mean overlong\?"):
+        blocks("overlongs")
     with pytest.raises(ValueError, match=r"filter 'pass_rate': low 0.8 is not below high 0.2"):
-        check_params(pass_rate, "filter 'pass_rate'", {"low": 0.8, "high": 0.2})
-    with pytest.raises(ValueError, match=r"params.low: Input should be less than or equal to 1; given 25"):
-        check_params(pass_rate, "filter 'pass_rate'", {"low": 25})
+        check("filter", "pass_rate", {"low": 0.8, "high": 0.2})
+    with pytest.raises(ValueError, match=r"params.low: must be at most 1.0; given 25"):
+        check("filter", "pass_rate", {"low": 25})

@@ -26,7 +26,7 @@ from algs.introspection.method_facts import (
 )
 from algs.method import MethodParams, PolicyMethod
 from algs.records import Correction, PolicyTokens, TokenLoss
-from plugins.objective_parts import find_method
+from plugins.kinds import find
 
 
 def method_of(loss, update_sums=None) -> PolicyMethod:
@@ -178,14 +178,14 @@ FORMULAS = {
 
 @pytest.mark.parametrize("name", FORMULAS)
 def test_shipped_methods_read_what_their_formulas_name(name):
-    cls = find_method(name)
+    cls = find("method", name)
     method = cls(cls.Params())
     assert reads(method) == FORMULAS[name]
     assert method.needs() == FORMULAS[name] & {"ref_logprobs", "values"}
 
 
 def test_a_method_without_step_sums_weighs_single_tokens_one_by_one():
-    cls = find_method("cispo")
+    cls = find("method", "cispo")
     ratio = torch.tensor([6.0, 0.5], dtype=torch.float64)
     assert gradient_weight(cls(cls.Params()), ratio.log(), 1.0) == pytest.approx([5.0, 0.5])
     assert gradient_weight(cls(cls.Params()), ratio[1:].log(), 1.0) == pytest.approx([0.5])
@@ -194,7 +194,7 @@ def test_a_method_without_step_sums_weighs_single_tokens_one_by_one():
 def test_what_is_in_the_graph_of_a_loss_is_found_by_differentiating_it():
     """Under ZeRO-3 a rank without data must go back through the same modules as the others; the first that are asked for may
     be those of an evaluation, which makes no graph."""
-    classes = {name: find_method(name) for name in ("grpo", "ppo", "reward_model", "dpo")}
+    classes = {name: find("method", name) for name in ("grpo", "ppo", "reward_model", "dpo")}
     with torch.no_grad():
         found = {name: differentiates(method(method.Params())) for name, method in classes.items()}
     assert found == {

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.simulate_schedule.__main__ import main
 from benchmarks.simulate_schedule.calibration import calibrate, measure
 from configs.blocks.rl import RLConfig
-from configs.reading.load import to_yaml
+from configs.reading.load import checked, to_yaml
 
 DECODE_STEP, DECODE_TOKEN, TRAIN_FIXED, TRAIN_TOKEN, SYNC, OTHER = 0.05, 0.002, 0.4, 0.003, 0.2, 0.01
 PROMPT, GROUPS, RESPONSES, ENGINES, RANKS = 6, 4, 3, 2, 2
@@ -30,7 +30,7 @@ def write_run(path: Path, mode: str = "sync", steps: int = 12) -> Path:
     }
     rng = np.random.default_rng(0)
     (path / "samples").mkdir(parents=True)
-    (path / "config.yaml").write_text(to_yaml(RLConfig.model_validate(raw)))
+    (path / "config.yaml").write_text(to_yaml(checked(RLConfig.model_validate(raw))))
     lines = []
     for step in range(steps + 1):
         lengths = rng.integers(5, 40, GROUPS * RESPONSES)

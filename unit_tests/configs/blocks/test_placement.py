@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from configs.blocks.placement import colocate
 from configs.blocks.rl import RLConfig
 from configs.reading.load import ConfigError, load
 
@@ -60,8 +59,8 @@ def test_refused(overrides: list[str], key: str, way_out: list[str]) -> None:
 
 
 def test_who_takes_turns() -> None:
-    assert colocate(job()) is None
-    assert colocate(job("placement.colocate=true")) is True
-    assert colocate(job("placement.colocate=false")) is False
-    assert colocate(job(OVERLAP)) is False
-    assert colocate(job(OVERLAP, PAUSED)) is None
+    assert job().colocate is None
+    assert job("placement.colocate=true").colocate is True
+    assert job("placement.colocate=false").colocate is False
+    assert job(OVERLAP).colocate is False
+    assert job(OVERLAP, PAUSED).colocate is None

@@ -10,14 +10,15 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.blocks.rl import EvalConfig, RLConfig
-from configs.blocks.supervised import SLConfig, sl_warnings
+from configs.blocks.evaluation import EvalConfig
+from configs.blocks.rl import RLConfig
+from configs.blocks.supervised import SLConfig
 from configs.reading import yaml_text
 from configs.reading.files import read_job
 from configs.reading.load import ConfigError, load, method_for, run_directory, to_yaml
 from configs.reading.renamed import RENAMED_KEYS
-from configs.rules.rl import warnings_for
-from plugins.methods import listed
+from configs.rules.every_job import warnings_for
+from plugins.kinds import listed
 
 MINIMAL = """
 model: {path: models/x}
@@ -51,7 +52,7 @@ def test_defaults_and_method_parameters_are_filled_in(minimal: Path) -> None:
 @pytest.mark.parametrize("file", sorted(Path("configs").glob("*.yaml")), ids=str)
 def test_shipped_files_load_and_round_trip(file: Path, tmp_path: Path) -> None:
     method = read_job(file)[0].get("algorithm", {}).get("name")
-    schema: Any = EvalConfig if method is None else RLConfig if listed()[method].has_advantages else SLConfig
+    schema: Any = EvalConfig if method is None else RLConfig if listed("method")[method].has_advantages else SLConfig
     config = load(file, schema)
     again = tmp_path / "again.yaml"
     again.write_text(to_yaml(config))
@@ -60,10 +61,10 @@ def test_shipped_files_load_and_round_trip(file: Path, tmp_path: Path) -> None:
 
 
 def test_every_method_has_a_file_that_runs_it() -> None:
-    for name, entry in listed().items():
+    for name, entry in listed("method").items():
         config: Any = load(Path("configs") / f"{name}.yaml", RLConfig if entry.has_advantages else SLConfig)
         assert config.algorithm.name == config.run.name == name
-        assert (warnings_for(config) if entry.has_advantages else list(sl_warnings(config))) == []
+        assert warnings_for(config) == []
 
 
 def test_evaluation_uses_the_held_out_prompts_of_the_training_job() -> None:
@@ -127,7 +128,7 @@ def test_a_key_of_an_earlier_version_is_refused_with_its_new_name(minimal: Path,
             "algorithm={name: gspo, level: word}",
             "algorithm.level: must be 'sequence' or 'token'; given 'word'",
         ),
-        ("algorithm.name=grop", "algorithm.name: method 'grop': there is no module algs.grop; did you mean grpo?"),
+        ("algorithm.name=grop", "algorithm.name: method 'grop': there is no method of that name; did you mean grpo?"),
         ("algorithm.name=sft", "algorithm.name: 'sft' defines no advantage"),
         ("data.sources=[]", "data.sources: needs at least 1 item(s); given []"),
         ("data.sources.0.reasoning_gym=chain_sum", "data.sources.0: a data source names exactly one of"),
@@ -247,7 +248,7 @@ def test_own_code_is_found_from_the_current_folder(minimal: Path, tmp_path: Path
     minimal.write_text(to_yaml(config))
     assert load(minimal, RLConfig) == config
     assert "algorithm.depth: is missing" in message(minimal, "algorithm={name: 'my_own_lab:Mine'}")
-    assert "algorithm.name: my_own_lab:Mine: reach must rise" in message(minimal, "algorithm.reach=[2, 1]")
+    assert "algorithm.name: method 'my_own_lab:Mine': reach must rise" in message(minimal, "algorithm.reach=[2, 1]")
     assert "does not import: SyntaxError" in message(minimal, "algorithm.name=my_broken_lab:Mine")
 
 

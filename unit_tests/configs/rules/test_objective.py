@@ -9,7 +9,7 @@ import pytest
 
 from configs.blocks.rl import RLConfig
 from configs.reading.load import ConfigError, load
-from configs.rules.rl import warnings_for
+from configs.rules.every_job import warnings_for
 
 
 def job(*overrides: str) -> RLConfig:

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from configs.blocks.rl import EvalConfig, RLConfig
-from configs.reading.load import ConfigError, load
-from configs.rules.rl import warnings_for
+from configs.blocks.evaluation import EvalConfig
+from configs.blocks.rl import RLConfig
+from configs.reading.load import ConfigError, checked, load
+from configs.rules.every_job import warnings_for
 
 
 def job(*overrides: str) -> RLConfig:
@@ -106,7 +107,7 @@ def test_a_float32_probe_may_be_tight() -> None:
 
 def test_rules_hold_for_configurations_made_in_python(minimal_blocks: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="do not split evenly"):
-        RLConfig(**minimal_blocks, train={"updates_per_step": 5})
+        checked(RLConfig(**minimal_blocks, train={"updates_per_step": 5}))
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import pytest
 
 from algs.introspection.method_facts import reads
 from configs.blocks.rl import RLConfig
-from configs.reading.load import ConfigError, load, to_yaml
-from configs.rules import rl as rules
-from plugins import methods as algorithm
-from plugins.methods import listed
+from configs.blocks.schedule import Schedule
+from configs.reading.load import ConfigError, checked, load, to_yaml
+from configs.rules.every_job import warnings_for
+from plugins.kinds import listed
 
 
 def config(*settings: str, method: str = "grpo") -> RLConfig:
@@ -35,6 +35,15 @@ def test_a_method_that_weighs_by_mu_itself_gets_no_second_weight(method: str) ->
     assert corrections(config("schedule.mode=overlap", method=method)) == []
 
 
+def test_the_configuration_that_was_read_is_not_changed_but_copied() -> None:
+    """What says which keys are set has to know of the correction too."""
+    read = config().model_copy(update={"schedule": Schedule(mode="overlap")})
+    completed = checked(read)
+    assert corrections(read) == [] and corrections(completed) == ["token_truncate"]
+    assert "corrections" not in read.objective.model_fields_set
+    assert "corrections" in completed.objective.model_fields_set
+
+
 def test_what_the_user_says_about_corrections_stays() -> None:
     assert corrections(config("schedule.mode=overlap", "objective.corrections=[]")) == []
     assert corrections(config("schedule.mode=overlap", "objective.corrections=[veto]")) == ["veto"]
@@ -43,7 +52,7 @@ def test_what_the_user_says_about_corrections_stays() -> None:
 
 OVERLAP = ["schedule.mode=overlap"]
 REUSE = ["schedule.replay_buffer_versions=2", "schedule.replay_buffer_share=0.25"]
-LEARN_FROM_REWARDS = [name for name, entry in listed().items() if entry.has_advantages]
+LEARN_FROM_REWARDS = [name for name, entry in listed("method").items() if entry.has_advantages]
 
 
 @pytest.mark.parametrize("ages", [OVERLAP, REUSE, OVERLAP + REUSE], ids=["overlap", "reuse", "both"])
@@ -54,7 +63,7 @@ def test_every_method_takes_the_age_of_tokens_into_account_or_is_refused(
 ) -> None:
     """By a correction, by reading mu itself, or by a ratio to mu; asked of the loss as it is then configured."""
     settings = [f"algorithm={{name: {method}}}", f"objective.old_logprobs={pi_old}", *ages]
-    read = reads(algorithm.built(config(settings[0]).algorithm)) & {"old_logprobs", "behavior_logprobs"}
+    read = reads(config(settings[0]).algorithm.make_method()) & {"old_logprobs", "behavior_logprobs"}
     if pi_old == "engine" and len(read) != 1:  # there is no ratio to mu, or it would count twice
         with pytest.raises(ConfigError, match=r"objective\.old_logprobs"):
             config(*settings)
@@ -71,7 +80,7 @@ def test_methods_without_a_ratio_are_refused_the_engines_log_probabilities(metho
 
 
 def said(*settings: str, method: str = "grpo") -> list[str]:
-    return [text for text in rules.warnings_for(config(*settings, method=method)) if "versions old" in text]
+    return [text for text in warnings_for(config(*settings, method=method)) if "versions old" in text]
 
 
 def test_a_list_of_no_corrections_is_warned_about_where_tokens_are_old() -> None:
@@ -84,7 +93,7 @@ def test_a_list_of_no_corrections_is_warned_about_where_tokens_are_old() -> None
 def test_a_runs_own_configuration_taken_for_overlap_says_that_nothing_is_corrected(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(to_yaml(config()))
     again = load(tmp_path / "config.yaml", RLConfig, OVERLAP)
-    assert corrections(again) == [] and any("objective.corrections: is empty" in w for w in rules.warnings_for(again))
+    assert corrections(again) == [] and any("objective.corrections: is empty" in w for w in warnings_for(again))
 
 
 def test_the_written_configuration_reads_back_alike(tmp_path) -> None:
@@ -131,13 +140,13 @@ def test_schedules_that_make_no_sense_are_refused(settings: list[str], says: str
     ],
 )
 def test_staleness_that_is_never_reached_is_warned_about(settings: list[str], says: str | None) -> None:
-    found = [text for text in rules.warnings_for(config(*OVERLAP, *settings)) if "schedule.over_issue" in text]
+    found = [text for text in warnings_for(config(*OVERLAP, *settings)) if "schedule.over_issue" in text]
     assert len(found) == (says is not None)
     assert says is None or says in found[0]
 
 
 def test_keys_without_effect_are_warned_about() -> None:
-    warned = rules.warnings_for(config("schedule.in_flight=abort"))
+    warned = warnings_for(config("schedule.in_flight=abort"))
     assert any(text.startswith("schedule.in_flight: has no effect with schedule.mode sync") for text in warned)
     assert "takes the policy that sampled as pi_old" in said(*OVERLAP, "objective.old_logprobs=engine")[0]
-    assert not [text for text in rules.warnings_for(config("schedule.mode=overlap")) if "schedule" in text]
+    assert not [text for text in warnings_for(config("schedule.mode=overlap")) if "schedule" in text]

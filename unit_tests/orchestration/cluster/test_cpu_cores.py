@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.blocks.rl import EvalConfig, RLConfig
+from configs.blocks.evaluation import EvalConfig
+from configs.blocks.rl import RLConfig
 from configs.reading.load import load
 from orchestration.cluster.cpu_cores import CorePlan, bind_to, core_plan, core_warnings
 from orchestration.cluster.devices import BUCKETS, FLEX, DeviceSpec

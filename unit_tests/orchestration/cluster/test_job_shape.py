@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from configs.blocks.rl import EvalConfig, RLConfig
+from configs.blocks.evaluation import EvalConfig
+from configs.blocks.rl import RLConfig
 from configs.reading.load import load
 from orchestration.cluster.job_shape import EngineJob, TrainerJob
 

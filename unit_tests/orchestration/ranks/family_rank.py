@@ -1,3 +1,5 @@
+from plugins.kinds import find
+
 """One trainer rank of test_family.py; see ranks.py.
 
 The gradient of every method under every aggregation, for each packing in FOLDER/packed.pkl; no weight is ever changed.
@@ -17,7 +19,6 @@ def run(folder: str, rank: int, ranks: int) -> None:
     from orchestration.trainer.settings import TrainerSettings
     from orchestration.trainer.token_objective import TokenObjective
     from orchestration.trainer.trainer import Trainer
-    from plugins.objective_parts import find_method
 
     class Looking(Trainer):
         """Shows its gradients and takes no step."""
@@ -50,12 +51,13 @@ def run(folder: str, rank: int, ranks: int) -> None:
 
     plan = pickle.loads(Path(folder, "packed.pkl").read_bytes())
     trainers = {
-        kind: wake(build(find_method("ppo")(find_method("ppo").Params()), kind)) for kind in ("separate", "shared")
+        kind: wake(build(find("method", "ppo")(find("method", "ppo").Params()), kind))
+        for kind in ("separate", "shared")
     }
-    plain = build(find_method("grpo")(find_method("grpo").Params()), "separate")
+    plain = build(find("method", "grpo")(find("method", "grpo").Params()), "separate")
     found = {}
     for case, layout, name, kind, objective, per_rank in plan[ranks]:
-        method = find_method(name)(find_method(name).Params())
+        method = find("method", name)(find("method", name).Params())
         trainer = trainers[kind] if "values" in method.needs() else plain
         trainer.method = method
         trainer.settings = replace(trainer.settings, objective=Objective.model_validate(objective))

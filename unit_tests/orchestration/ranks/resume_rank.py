@@ -1,3 +1,5 @@
+from plugins.kinds import find
+
 """One trainer rank of test_resume.py; see ranks.py.
 
 Trains a tiny model for four steps under each case, saving its state after the second; then a fresh trainer that loads the
@@ -37,7 +39,6 @@ def run(folder: str, rank: int, ranks: int) -> None:
     from orchestration.cluster.devices import resolve
     from orchestration.trainer.settings import TrainerSettings
     from orchestration.trainer.trainer import Trainer
-    from plugins.objective_parts import find_method
 
     updates = [update[rank] for update in pickle.loads(Path(f"{folder}/packed_{ranks}.pkl").read_bytes())]
 
@@ -52,7 +53,7 @@ def run(folder: str, rank: int, ranks: int) -> None:
             total_updates=STEPS * UPDATES, critic=Critic(kind=critic, warmup_steps=1, learning_rate=0.01),
             lora=Lora(rank=2) if lora else None,
         )  # fmt: skip
-        cls = find_method(method)
+        cls = find("method", method)
         return Trainer(settings, cls(cls.Params()), resolve("cpu"))
 
     def batches_of(trainer: Trainer, step: int) -> list:

@@ -7,6 +7,8 @@ in order, as from a shell, and keeps exit codes, outputs and tables.
 import sys
 from pathlib import Path
 
+from plugins.kinds import find
+
 CASES = {  # name: method, parameters, ZeRO stage, dtype, critic, objective, ranks
     "grpo": ("grpo", {}, 0, "float32", "separate", {}, 1),
     "grpo_kl": ("grpo", {}, 1, "bfloat16", "separate", {"kl": {"coef": 0.1}}, 1),
@@ -41,7 +43,6 @@ def run(folder_name: str, rank: int, ranks: int) -> None:
     from orchestration.cluster.devices import resolve
     from orchestration.trainer.settings import TrainerSettings
     from orchestration.trainer.trainer import Trainer
-    from plugins.objective_parts import find_method
 
     folder = Path(folder_name)
     updates = [update[rank] for update in pickle.loads((folder / f"packed_{ranks}.pkl").read_bytes())]
@@ -54,7 +55,7 @@ def run(folder_name: str, rank: int, ranks: int) -> None:
             objective=Objective.model_validate(objective), critic=Critic(kind=critic, warmup_steps=STEP - 1),
             lora=Lora(rank=2) if name == "lora" else None, capture_folder=f"{folder}/{name}/captured_steps", capture_steps=(STEP,),
         )  # fmt: skip
-        cls = find_method(method)
+        cls = find("method", method)
         trainer = Trainer(settings, cls(cls.Params(**params)), resolve("cpu"))
         rng = np.random.default_rng(rank)
         for step in range(1, STEP + 1):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from configs.blocks.rl import RLConfig
-from configs.reading.load import method_for
+from configs.reading.load import checked, method_for
 from data_feeds.prompts.sampler import ShuffledPrompts
 from orchestration.rl.rollout_queue import Batch, RolloutQueue
 from orchestration.trainer.token_objective import TokenObjective
@@ -83,7 +83,7 @@ def job(
     filters: list[Any], step_prompts: int = 4, schedule: dict[str, Any] | None = None, steps: int = 50,
     train: dict[str, Any] | None = None, **rollout: Any,
 ) -> RLConfig:  # fmt: skip
-    return RLConfig.model_validate(
+    return checked(RLConfig.model_validate(
         {
             "model": {"path": "none"},
             "data": {"sources": [{"reasoning_gym": "chain_sum"}]},
@@ -95,7 +95,7 @@ def job(
             "schedule": schedule or {},
             "train": {"steps": steps, **(train or {})},
         }
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 def queue_of(

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from configs.blocks.rl import EvalConfig, RLConfig
+from configs.blocks.evaluation import EvalConfig
+from configs.blocks.rl import RLConfig
 from configs.reading.load import load
 from data_feeds.prompts.prompts import PromptSets
 from main_eval import EVAL

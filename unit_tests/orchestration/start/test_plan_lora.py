@@ -14,7 +14,7 @@ from rich.console import Console
 from configs.blocks.lora import Lora
 from configs.blocks.rl import RLConfig
 from configs.reading.load import ConfigError, load
-from configs.rules.rl import warnings_for
+from configs.rules.every_job import warnings_for
 from data_feeds.prompts.prompts import PromptSets
 from orchestration.cluster.devices import DeviceSpec
 from orchestration.cluster.job_shape import EngineJob

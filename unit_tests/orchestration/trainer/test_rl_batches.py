@@ -8,6 +8,7 @@ from algs.grpo import GRPO
 from algs.sft import SFT
 from configs.blocks.rl import RLConfig
 from configs.blocks.schedule import Schedule
+from configs.reading.load import checked
 from data_feeds.responses import Responses
 from orchestration.metrics.rollouts import RewardFailures, refuse_failed_rewards, rollout_tally
 from orchestration.trainer.rl_batches import advantages_of, counted, groups_of, prepare_updates
@@ -16,16 +17,18 @@ from records.rollout import Group, Prompt, Trajectory
 
 
 def config(objective=None, **train) -> RLConfig:
-    return RLConfig.model_validate(
-        {
-            "model": {"path": "x"},
-            "data": {"sources": [{"reasoning_gym": "chain_sum"}]},
-            "algorithm": {"name": "grpo"},
-            "objective": {"aggregation": "token_mean", **(objective or {})},
-            "rollout": {"prompts_per_step": 4, "responses_per_prompt": 4, "max_new_tokens": 8},
-            "reward": {"parts": [{"function": "ended"}]},
-            "train": train,
-        }
+    return checked(
+        RLConfig.model_validate(
+            {
+                "model": {"path": "x"},
+                "data": {"sources": [{"reasoning_gym": "chain_sum"}]},
+                "algorithm": {"name": "grpo"},
+                "objective": {"aggregation": "token_mean", **(objective or {})},
+                "rollout": {"prompts_per_step": 4, "responses_per_prompt": 4, "max_new_tokens": 8},
+                "reward": {"parts": [{"function": "ended"}]},
+                "train": train,
+            }
+        )
     )
 
 

@@ -9,13 +9,13 @@ import torch
 from algs.parts.aggregation import MODES, token_weights
 from data_feeds.packing import pack
 from data_feeds.responses import Responses
-from plugins import methods as algorithm
+from plugins.kinds import listed
 from records.rollout import Prompt, Trajectory
 from unit_tests.tiny_model import WORDS, write_tiny_model
 
 SIZES = [3, 1, 2]
 PAIRS = [2, 2, 2]  # of preference data, which the other methods' groups are not
-METHODS = [name for name, listed in algorithm.listed().items() if listed.has_advantages]
+METHODS = [name for name, listed in listed("method").items() if listed.has_advantages]
 ROUND = {  # what stands around a method's loss
     "kl and entropy": {"kl": {"coef": 0.1}, "entropy_coef": 0.01},
     "corrections": {"corrections": ["token_mask", {"function": "geometric_mask", "params": {"low": 0.8, "high": 1.2}}]},
@@ -27,7 +27,7 @@ CASES += [("grpo", "separate", {"aggregation": "token_mean", **around}) for arou
 CASES += [(name, "shared", {"aggregation": "prompt_mean"}) for name in ("dpo", "ipo", "simpo", "orpo", "reward_model")]
 CASES += [("kto", "separate", {"aggregation": "sequence_mean"})]
 CASES += [("sft", "separate", {"aggregation": mode}) for mode in ("token_mean", "sequence_mean")]
-GIVEN = [name for name in algorithm.listed() if name not in METHODS]
+GIVEN = [name for name in listed("method") if name not in METHODS]
 assert {name for name, *_ in CASES} == {*METHODS, *GIVEN}
 LAYOUTS = {  # ranks, reversed order, token budget, shared prompts
     "one micro-batch": (1, False, 10**6, True),

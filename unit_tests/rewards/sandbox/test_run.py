@@ -306,11 +306,10 @@ def test_a_machine_that_does_not_permit_namespaces_is_refused(tmp_path: Path, na
     code = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
-from plugins.lookup import check_params
 from rewards.code_execution import code_execution
 open("/proc/sys/user/max_user_namespaces", "w").write("0")
-check_params(code_execution, "reward 'code_execution'", {{"isolation": "limits_only"}})
-check_params(code_execution, "reward 'code_execution'", {{}})
+check("reward", "code_execution", {{"isolation": "limits_only"}})
+check("reward", "code_execution", {{}})
 """
     command = ["unshare", "--user", "--map-root-user", sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

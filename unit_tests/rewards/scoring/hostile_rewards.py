@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from plugins.lookup import of_group
+from plugins.marks import of_group
 from rewards.scoring.counted import Counted
 
 

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from configs.blocks.rl import Reward
-from plugins.lookup import check_params, find_reward, is_of_group
+from plugins.kinds import find
+from plugins.marks import is_of_group
+from plugins.parameters import check
 from records.rollout import Group, Prompt, Trajectory
 from rewards.relative_length import relative_length
 from rewards.scoring.service import NOT_SCORED_AS_GROUP, ScoringService
@@ -100,6 +102,6 @@ def test_relative_length() -> None:
 
 
 def test_group_parts_are_found_and_checked_as_others() -> None:
-    assert is_of_group(find_reward("relative_length")) and not is_of_group(find_reward("length"))
+    assert is_of_group(find("reward", "relative_length")) and not is_of_group(find("reward", "length"))
     with pytest.raises(ValueError, match="its parameters are: right_at"):
-        check_params(find_reward("relative_length"), "reward 'relative_length'", {"right": 1})
+        check("reward", "relative_length", {"right": 1})

@@ -7,7 +7,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.blocks.rl import Eval, EvalRun, Rollout
+from configs.blocks.evaluation import EvalRun
+from configs.blocks.rl import Eval, Rollout
 from rollouts.vllm.sampling import Sampling
 
 

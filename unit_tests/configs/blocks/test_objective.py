@@ -13,9 +13,8 @@ from algs.introspection.method_facts import made_up_groups, made_up_tokens
 from algs.records import Correction
 from configs.blocks.rl import RLConfig
 from configs.reading.load import ConfigError, load, method_for, to_yaml
-from plugins.components import advantage_for, aggregation_for, corrections_for
-from plugins.objective_parts import find_function, functions
-from plugins.parameters import model_of_function
+from plugins.kinds import find, listed
+from plugins.parameters import parameters_of
 
 OWN = """
 from typing import Annotated
@@ -26,7 +25,7 @@ from algs.records import Correction, Groups, PolicyTokens
 def doubled(groups: Groups, gain: Annotated[float, knob("How much.", gt=0)] = 2.0): return gain * groups.rewards
 def banded(groups: Groups, low: Annotated[float, Field(ge=0, description="Least.")] = 0.1): return groups.rewards - low
 def ranked(groups: Groups, band: Annotated[tuple[float, float], knob("Between.")]): return groups.rewards.clamp(*band)
-def open_ended(groups: Groups, **others: float): return groups.rewards
+def unnamed(groups: Groups, gain: float, /): return groups.rewards
 def half(t: PolicyTokens, factor: float = 0.5):
     return Correction(torch.full_like(t.old_logprobs, factor), torch.ones_like(t.old_logprobs, dtype=torch.bool))
 """
@@ -74,14 +73,17 @@ def test_defaults_are_filled_in_and_a_bare_name_will_do(tmp_path: Path) -> None:
         ),
         (
             "objective.corrections=[token_trunc]",
-            "objective.corrections.0.function: correction 'token_trunc': algs.corrections has no correction called "
-            "'token_trunc'; did you mean token_truncate?",
+            "objective.corrections.0.function: correction 'token_trunc': there is no correction of that name; did you mean "
+            "token_truncate?",
         ),
-        ("objective.advantage=rlo", "objective.advantage.function: advantage 'rlo': algs.advantages has no advantage"),
+        (
+            "objective.advantage=rlo",
+            "objective.advantage.function: advantage 'rlo': there is no advantage of that name; did you mean rloo?",
+        ),
         ("objective.advantage={function: rloo, params: {x: 1}}", "objective.advantage.params.x: unknown key"),
-        ("objective.advantage=token_mask", "has no advantage called 'token_mask'"),
+        ("objective.advantage=token_mask", "and ours are: group_mean, group_zscore"),
         ("objective.advantage={params: {}}", "objective.advantage.function: is missing"),
-        ("objective.advantage=my_objective_parts:open_ended", "open_ended: parameter 'others' cannot be given by name"),
+        ("objective.advantage=my_objective_parts:unnamed", "parameter 'gain' cannot be given by name; remove the '/'"),
         ("objective.advantage=my_objective_parts:ranked", "objective.advantage.params.band: is missing"),
         (
             "objective.advantage={function: my_objective_parts:doubled, params: {gain: 0}}",
@@ -100,11 +102,7 @@ def test_mistakes_have_their_place(own: None, override: str, expected: str) -> N
 
 def test_help_comes_from_the_knob_or_from_pydantics_own_field(own: None) -> None:
     def described(name: str, parameter: str) -> str | None:
-        return (
-            model_of_function(find_function("advantage", f"my_objective_parts:{name}"))
-            .model_fields[parameter]
-            .description
-        )
+        return parameters_of(find("advantage", f"my_objective_parts:{name}")).model_fields[parameter].description
 
     assert described("doubled", "gain") == "How much."
     assert described("banded", "low") == "Least."
@@ -115,27 +113,27 @@ def test_what_the_trainer_gets(own: None) -> None:
     groups = made_up_groups((3, 2), with_critic=False)
     plain = job()
     method = method_for(plain)
-    assert torch.equal(advantage_for(plain, method)(groups), method.advantages(groups))
+    assert torch.equal(plain.objective.advantage_function(method)(groups), method.advantages(groups))
     config = job("objective.advantage={function: my_objective_parts:doubled, params: {gain: 3}}")
-    assert torch.equal(advantage_for(config, method)(groups), 3 * groups.rewards)
+    assert torch.equal(config.objective.advantage_function(method)(groups), 3 * groups.rewards)
     banded = job("objective.advantage={function: my_objective_parts:ranked, params: {band: [0.3, 0.5]}}")
-    assert advantage_for(banded, method)(groups).max() == 0.5
+    assert banded.objective.advantage_function(method)(groups).max() == 0.5
     config = job("objective.corrections=[my_objective_parts:half, {function: geometric_mask, params: {high: 1.5}}]")
-    half, mask = pickle.loads(pickle.dumps(corrections_for(config.objective)))
+    half, mask = pickle.loads(pickle.dumps(config.objective.correction_functions()))
     tokens = made_up_tokens()
     assert isinstance(mask(tokens), Correction) and half(tokens).weights.unique().tolist() == [0.5]
-    assert aggregation_for(plain.objective, method) == "token_mean"
-    assert aggregation_for(job("objective.aggregation=").objective, method) == method.aggregation == "sequence_mean"
+    assert plain.objective.aggregation_mode(method) == "token_mean"
+    assert job("objective.aggregation=").objective.aggregation_mode(method) == method.aggregation == "sequence_mean"
 
 
-@pytest.mark.parametrize("name", [name for name in functions("advantage") if name != "gae"])
+@pytest.mark.parametrize("name", [name for name in listed("advantage") if name != "gae"])
 def test_every_advantage_of_ours_can_stand_in_a_config(name: str) -> None:
     config = job(f"objective.advantage={name}")
-    found = advantage_for(config, method_for(config))(made_up_groups((4, 1, 3), with_critic=False))
+    found = config.objective.advantage_function(method_for(config))(made_up_groups((4, 1, 3), with_critic=False))
     assert found.shape == (8,) and found.isfinite().all() and found.any()
 
 
-@pytest.mark.parametrize("name", functions("correction"))
+@pytest.mark.parametrize("name", listed("correction"))
 def test_every_correction_of_ours_can_stand_in_a_config(name: str) -> None:
-    (correction,) = corrections_for(job(f"objective.corrections=[{name}]").objective)
+    (correction,) = job(f"objective.corrections=[{name}]").objective.correction_functions()
     assert correction(made_up_tokens()).weights.isfinite().all()
