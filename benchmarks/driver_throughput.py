@@ -150,7 +150,7 @@ class Driver:
         names = [f"{self.version}-{self.count + i}" for i in range(self.admission.room(self.version))]
         self.count += len(names)
         for name in names:
-            self.admission.asked(name, self.version)
+            self.admission.submitted(name, self.version)
         self.seconds["admission"] += time.perf_counter() - began
         self.engines.ask(names, self.version)
 
@@ -172,7 +172,7 @@ class Driver:
             self.finished[group.group_id] = group
             self.admission.finished(group.group_id)
         else:
-            self.admission.withdrawn(group.group_id)
+            self.admission.cancelled(group.group_id)
         self.seconds["admission"] += time.perf_counter() - filtered
 
 

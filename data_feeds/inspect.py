@@ -1,4 +1,4 @@
-"""Show what the model will see: python -m data_feeds.inspect --config configs/sft.yaml --n 5 (--help explains)."""
+"""Show a job's data as the model will see them: python -m data_feeds.inspect --config configs/sft.yaml --n 5"""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
 ABOUT = """Print the first examples of a job as the model will see them, after the chat template and the tokenizer.
 
-A supervised job (its method learns from demonstrations, pairs or labels): the decoded tokens, with those that are learned
-highlighted on a terminal and between [trained] and [/trained] elsewhere; then how the first batch is packed into micro-batches;
-then what was left out, and why. A reinforcement learning job: its prompts as the engine is given them.
+For a supervised job (its method learns from demonstrations, pairs or labels), print the decoded tokens: learned ones
+are highlighted on a terminal, and stand between [trained] and [/trained] elsewhere. Then print how the first batch is
+packed into micro-batches, and what was left out, and why. For a reinforcement learning job, print its prompts as the
+engine gets them.
 """
 EXAMPLES = """examples:
   python -m data_feeds.inspect --config configs/sft.yaml              the first 5 examples, and the first batch
@@ -60,16 +61,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="KEY=VALUE",
         help="replace one value of the configuration; repeatable",
     )
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     console = Console(highlight=False, soft_wrap=True)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
-        config = load_job(given.config, given.set)
+        config = load_job(options.config, options.set)
         tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
         if hasattr(config, "reward"):
-            show_prompts(console, config, tokenizer, given.n, given.ids)
+            show_prompts(console, config, tokenizer, options.n, options.ids)
         else:
-            show_examples(console, config, tokenizer, given.n, given.ids)
+            show_examples(console, config, tokenizer, options.n, options.ids)
     except (ConfigError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -77,7 +78,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def load_job(path: str, overrides: Sequence[str]) -> Any:
-    """The configuration, of whichever kind of job its method (or the lack of one) makes it. Raises: ConfigError."""
+    """Return the configuration of a job, whose kind depends on its method, or on the lack of one.
+
+    Raises:
+        ConfigError: the file cannot be read, or a key or value in it is wrong.
+    """
     from configs.blocks.evaluation import EvalConfig
     from configs.blocks.rl import RLConfig
     from configs.blocks.supervised import SLConfig
@@ -97,7 +102,7 @@ def load_job(path: str, overrides: Sequence[str]) -> Any:
 
 
 def show_prompts(console: Console, config: RLConfig | EvalConfig, tokenizer: Any, n: int, ids: bool) -> None:
-    """The first prompts that are asked, as token ids for the engine. Raises ValueError as load_prompts."""
+    """Print the first training prompts, as the engine gets them."""
     from data_feeds.prompts.prompts import load_prompts
     from data_feeds.prompts.sampler import ShuffledPrompts
 
@@ -115,8 +120,7 @@ def show_prompts(console: Console, config: RLConfig | EvalConfig, tokenizer: Any
 
 
 def show_examples(console: Console, config: SLConfig, tokenizer: Any, n: int, ids: bool) -> None:
-    """The first examples of the first batch, its layout, and what was left out. Raises ValueError as
-    load_supervised_data."""
+    """Print the first examples of the first batch, how it is packed, and what was left out."""
     from data_feeds.examples.supervised_data import load_supervised_data
     from plugins.kinds import find
 
@@ -146,7 +150,7 @@ def title(number: int, trajectory: Trajectory) -> str:
 
 
 def runs(tokenizer: Any, trajectory: Trajectory) -> list[tuple[str, bool]]:
-    """The decoded tokens in stretches that are learned or not."""
+    """Return the decoded tokens as runs of text that are learned or not."""
     tokens = np.concatenate([trajectory.prompt_ids, trajectory.token_ids])
     learned = np.concatenate([np.zeros(len(trajectory.prompt_ids), dtype=np.bool_), trajectory.is_action])
     borders = [0, *(np.flatnonzero(np.diff(learned)) + 1).tolist(), len(tokens)]
@@ -161,14 +165,14 @@ def marked(tokenizer: Any, trajectory: Trajectory) -> str:
 
 
 def colored(tokenizer: Any, trajectory: Trajectory) -> Text:
-    shown = Text()
+    styled = Text()
     for text, is_learned in runs(tokenizer, trajectory):
-        shown.append(text, style=TRAINED if is_learned else CONTEXT)
-    return shown
+        styled.append(text, style=TRAINED if is_learned else CONTEXT)
+    return styled
 
 
 def token_lines(tokenizer: Any, trajectory: Trajectory) -> list[str]:
-    """A line per token: place, id, text, and for learned ones the turn."""
+    """Return one line per token: its place, id and text, and its turn if it is learned."""
     lines = [f"{i:5}  {t:7}  {tokenizer.decode([t])!r}" for i, t in enumerate(trajectory.prompt_ids.tolist())]
     start = len(lines)
     for i, (t, learned, turn) in enumerate(
@@ -179,7 +183,7 @@ def token_lines(tokenizer: Any, trajectory: Trajectory) -> list[str]:
 
 
 def layout(batch: Sequence[Example], max_tokens: int, are_pairs: bool) -> list[str]:
-    """How a batch becomes micro-batches of one rank: their tokens, segments and learned tokens."""
+    """Return lines on the micro-batches that a batch becomes on one rank: their tokens, segments and learned tokens."""
     from data_feeds.packing import pack
     from data_feeds.responses import Responses
 
@@ -204,8 +208,8 @@ def layout(batch: Sequence[Example], max_tokens: int, are_pairs: bool) -> list[s
     padded = max(len(t.prompt_ids) + len(t.token_ids) for t in members) * len(members)
     learned = sum(len(micro.targets) for micro in micro_batches)
     lines.append(
-        f"together: {computed} tokens computed, {learned} learned; one by one it would be {alone} ({alone - computed} are "
-        f"shared), padded to the longest {padded}"
+        f"together: {computed} tokens computed, {learned} learned; one by one it would be {alone} ({alone - computed} "
+        f"are shared), padded to the longest {padded}"
     )
     if are_pairs:
         lines.append("a segment +n also sees the one before it that has no +: the pair's prompt, computed once")

@@ -1,4 +1,4 @@
-"""Evaluation of a model or checkpoint on its own: greedy accuracy, unbiased pass@k, and every generation kept."""
+"""Evaluate a model or checkpoint on its own: greedy accuracy, unbiased pass@k, and every response kept."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RESULT = "evaluation.json"
 
 
 def run_eval(config: EvalConfig, prompts: PromptSets, run: RunDirectory, write_report: Callable[[Path], Path]) -> None:
-    """Sample, score and judge; results go to evaluation.json, metrics.jsonl, samples/ and the screen.
+    """Sample responses and score them. Results go to evaluation.json, metrics.jsonl, samples/ and the screen.
 
     Raises:
         RewardFailures: more responses could not be scored than reward.max_error_rate allows.
@@ -72,21 +72,21 @@ def run_eval(config: EvalConfig, prompts: PromptSets, run: RunDirectory, write_r
 
 
 def keep_samples(run: RunDirectory, step: int, groups: list[Group], config: EvalConfig) -> None:
-    """Write what the model wrote. Raise RewardFailures when too many responses could not be scored."""
+    """Write the responses to samples/; raise RewardFailures when too many of them could not be scored."""
     trajectories = [t for group in groups for t in group.trajectories]
     run.write_samples(step, trajectories, heldout=True)
     refuse_failed_rewards(trajectories, config.reward)
 
 
 def passes(groups: list[Group], threshold: float) -> list[int]:
-    """How many responses of each prompt passed; one that could not be scored did not."""
+    """Return how many responses of each prompt passed. A response that could not be scored did not pass."""
     return [sum(t.reward is not None and t.reward >= threshold for t in group.trajectories) for group in groups]
 
 
 def write_result(
     config: EvalConfig, run: RunDirectory, rows: dict[str, tuple[float, float, float]], prompts: int
 ) -> None:
-    """evaluation.json: what was judged, and each figure with its interval."""
+    """Write evaluation.json: the model, the number of prompts and samples, and each estimate with its interval."""
     result = {
         "model": config.model.path,
         "prompts": prompts,

@@ -232,7 +232,7 @@ class Simulation:
             group = _Group(f"{self.asked}", lengths, len(lengths))
             self.asked += 1
             self.groups[group.name] = group
-            self.admission.asked(group.name, self.version)
+            self.admission.submitted(group.name, self.version)
             engine = min(self.engines, key=lambda engine: engine.load)
             engine.advance(self.clock)
             engine.queue.extend((group, length) for length in lengths)

@@ -116,7 +116,7 @@ class RolloutQueue:
         )
         self._now.submitted += prompts
         for request in requests:
-            self.admission.asked(request.group_id, engine_version)
+            self.admission.submitted(request.group_id, engine_version)
             self._submitted[request.group_id] = (self._count, request.prompt)
             self._count += 1
         self.pool.submit(requests)
@@ -132,7 +132,7 @@ class RolloutQueue:
             self._finished[group.group_id] = group
             self.admission.finished(group.group_id)
             return
-        self.admission.withdrawn(group.group_id)
+        self.admission.cancelled(group.group_id)
         self._now.cancelled.append(group)
         self._replace(1)
 

@@ -1,1 +1,1 @@
-"""Runs a captured optimizer step again and shows it: python -m orchestration.step_debugger"""
+"""This room runs a captured update again and shows it: python -m orchestration.step_debugger"""

@@ -1,4 +1,4 @@
-"""What a rerun found out, in sentences: for the terminal and for the page."""
+"""Say in sentences what a rerun shows, for the terminal and for the page."""
 
 from __future__ import annotations
 
@@ -18,21 +18,24 @@ from orchestration.step_debugger.token_table import CLIPPED, REJECTED, TokenTabl
 
 @dataclass(frozen=True)
 class Finding:
+    """One sentence or two about a rerun."""
+
     text: str
     tone: Literal["good", "bad", "plain"] = "plain"
 
 
 def title(captured: LoadedStep) -> str:
+    """Return one line on the captured update: where it is from, why it was captured, and what it ran on."""
     step, model = captured.parts[0], captured.settings.model
     ranks = f"{step.ranks} rank{'s' if step.ranks > 1 else ''}"
     return (
-        f"Step {step.step}, update {step.update}, {named(captured.method)}, captured because it was {captured.reason}: "
+        f"Step {step.step}, update {step.update}, {label(captured.method)}, captured because it was {captured.reason}: "
         f"{ranks} on {step.device}, {model.dtype}, ZeRO {captured.settings.train.zero_stage}, {step.threads} threads"
     )
 
 
-def named(method: PolicyMethod) -> str:
-    """Its class, and the parameters that differ from their defaults: CISPO(ratio_cap=2.0)."""
+def label(method: PolicyMethod) -> str:
+    """Return a method's class and the parameters that differ from their defaults, such as CISPO(ratio_cap=2.0)."""
     fields = dataclasses.fields(method.params)
     given = {f.name: getattr(method.params, f.name) for f in fields if getattr(method.params, f.name) != f.default}
     inside = ", ".join(f"{name}={value}" for name, value in given.items())
@@ -40,7 +43,7 @@ def named(method: PolicyMethod) -> str:
 
 
 def about_equality(run: Rerun) -> list[Finding]:
-    """Say whether the rerun is the live step to the last bit, and if not, whether that had to be."""
+    """Say whether the rerun equals the live update to the last bit, and if not, whether it should."""
     live, differing = run.captured.parts[0], run.differing
     if not differing:
         text = f"All {len(run.metrics)} metrics are bit-equal to the live step's"
@@ -60,18 +63,18 @@ def about_equality(run: Rerun) -> list[Finding]:
         return [Finding(f"{text}. On a GPU some sums are taken in no fixed order.")]
     return [
         Finding(
-            f"NOT bit-equal: {text}. The batch or the weights were changed since, or this is another machine or another "
-            "version of torch.",
+            f"NOT bit-equal: {text}. The batch or the weights were changed since, or this is another machine or "
+            "another version of torch.",
             "bad",
         )
     ]
 
 
-def about_not_finite(run: Rerun, table: TokenTable) -> list[Finding]:
-    """Say where the first Inf or NaN arises: column and token, or parameter. Nothing when there is none."""
-    found = table.first_not_finite()
-    if found is not None:
-        name, row = found
+def about_nonfinite(run: Rerun, table: TokenTable) -> list[Finding]:
+    """Say where the first Inf or NaN arises: its column and token, or its parameter. Return [] when there is none."""
+    first = table.first_nonfinite()
+    if first is not None:
+        name, row = first
         where = f"response {table['trajectory'][row]}"
         if name != "reward":
             where = f"token {table['position'][row]} ({table['token'][row]!r}) of {where}"
@@ -89,8 +92,8 @@ def about_not_finite(run: Rerun, table: TokenTable) -> list[Finding]:
     bad = [name for name, values in gradient.items() if not torch.isfinite(values).all()]
     if bad:
         where = (
-            f"the gradients of {len(bad)} of {len(gradient)} parameters are not, the last of these being {bad[-1]}: it arises "
-            "in the backward pass"
+            f"the gradients of {len(bad)} of {len(gradient)} parameters are not, the last of these being {bad[-1]}: it "
+            "arises in the backward pass"
         )
     else:
         norms = [m.name for m in run.metrics if m.rerun is not None and not math.isfinite(m.rerun)]
@@ -109,18 +112,22 @@ def _nonfinite_weights(run: Rerun) -> str:
 def about_change(
     run: Rerun, other: PolicyMethod, table: TokenTable, both: list[Gradient], notes: list[str]
 ) -> list[Finding]:
-    """Say what another method makes of the same batch. `table` holds both, `both` the gradients of the live one and the
-    other."""
-    live_name, name = named(run.captured.method), named(other)
+    """Say what another method makes of the same batch.
+
+    `table` holds the columns of both methods, and `both` their gradients, the live method's first.
+    """
+    live_name, name = label(run.captured.method), label(other)
     live, now = (norm(gradient) for gradient in both)
     changed = {kind: int((table["change"] == kind).sum()) for kind in np.unique(table["change"]) if kind}
     sides = ", ".join(f"{count} {kind}" for kind, count in changed.items()) or "none"
-    silent = [int(np.isin(table[column], (CLIPPED, REJECTED)).sum()) for column in ("state", "other_state")]
+    left_out = [int(np.isin(table[column], (CLIPPED, REJECTED)).sum()) for column in ("state", "other_state")]
     return [
         Finding(
-            f"{name} in place of {live_name}: gradients of the policy loss have cosine {cosine(*both):.6g} over all trained "
-            f"parameters; norm {live:.6g} under {live_name}, {now:.6g} under {name}."
+            f"{name} in place of {live_name}: gradients of the policy loss have cosine {cosine(*both):.6g} over all "
+            f"trained parameters; norm {live:.6g} under {live_name}, {now:.6g} under {name}."
         ),
-        Finding(f"Of {len(table)} tokens that change side: {sides}. Clipped or rejected: {silent[0]} → {silent[1]}."),
+        Finding(
+            f"Of {len(table)} tokens that change side: {sides}. Clipped or rejected: {left_out[0]} → {left_out[1]}."
+        ),
         *(Finding(note) for note in notes),
     ]

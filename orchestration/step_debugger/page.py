@@ -1,4 +1,4 @@
-"""A captured step as one page that needs nothing else: findings, metrics, responses as text, every token in a table."""
+"""Write a captured step as one HTML page: findings, metrics, responses as text, and every token in a table."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from orchestration.step_debugger.rerun import Compared
 from orchestration.step_debugger.token_table import CAUSES, COLUMNS, TEXTS, WHOLE, TokenTable
 
 ASSETS = Path(__file__).resolve().parent / "assets"
-MAX_TOKENS = 50_000  # on the page: whole responses, those that hold the largest shares
-# What the step made of a token stands left of what it made it from.
+MAX_TOKENS = 50_000  # of more tokens, the page shows whole responses, those with the largest shares
+# The results for a token stand left of the numbers they come from.
 FIRST = (
     "token", "trajectory", "position", "advantage", "ratio", "weight", "share", "state", "other_weight", "other_share",
     "other_state", "change",
@@ -32,7 +32,7 @@ def write_page(
     table: TokenTable,
     prompts: Mapping[int, str],
 ) -> None:
-    """Write the page, whole or not at all. `prompts` by trajectory: what stood before its first action token."""
+    """Write the page, whole or not at all. `prompts` holds, by trajectory, the text before its first action token."""
     data = page_data(title, findings, metrics, table, prompts)
     write_atomically(path, html_page(title.split(":")[0], data, ASSETS))
 
@@ -44,8 +44,8 @@ def page_data(
     table: TokenTable,
     prompts: Mapping[int, str],
 ) -> dict[str, Any]:
-    """Everything the page shows, as JSON values."""
-    rows = kept_rows(table)
+    """Return everything that the page shows, as JSON values."""
+    rows = rows_on_page(table)
     head, _, facts = title.partition(":")
     notes = [{"text": finding.text, "tone": finding.tone} for finding in findings]
     if len(rows) < len(table):
@@ -57,7 +57,8 @@ def page_data(
         "facts": facts.strip(),
         "findings": notes,
         "metrics": [
-            {"name": m.name, "live": _shown(m.live), "rerun": _shown(m.rerun), "equal": m.is_equal} for m in metrics
+            {"name": m.name, "live": _json_number(m.live), "rerun": _json_number(m.rerun), "equal": m.is_equal}
+            for m in metrics
         ],
         "names": [name for name in FIRST if name in table.columns] + [n for n in table.columns if n not in FIRST],
         "help": {name: COLUMNS[name] for name in table.columns},
@@ -68,25 +69,25 @@ def page_data(
     }
 
 
-def kept_rows(table: TokenTable) -> np.ndarray:
-    """All rows, or those of the responses whose tokens have the largest shares, up to MAX_TOKENS. [M] int64"""
+def rows_on_page(table: TokenTable) -> np.ndarray:
+    """Return all rows, or those of the responses with the largest shares, up to MAX_TOKENS, [M] int64."""
     if len(table) <= MAX_TOKENS:
         return np.arange(len(table))
     trajectory = table["trajectory"]
     by_share = trajectory[table.order("share")]
-    wanted = by_share[np.sort(np.unique(by_share, return_index=True)[1])]
-    sizes = np.array([np.count_nonzero(trajectory == t) for t in wanted]).cumsum()
-    return np.flatnonzero(np.isin(trajectory, wanted[: max(1, int((sizes <= MAX_TOKENS).sum()))]))
+    responses = by_share[np.sort(np.unique(by_share, return_index=True)[1])]
+    sizes = np.array([np.count_nonzero(trajectory == t) for t in responses]).cumsum()
+    return np.flatnonzero(np.isin(trajectory, responses[: max(1, int((sizes <= MAX_TOKENS).sum()))]))
 
 
 def _column(name: str, values: np.ndarray) -> list[Any]:
     if name in TEXTS or name in WHOLE:
         return values.tolist()
-    return [_shown(float(value)) for value in values]
+    return [_json_number(float(value)) for value in values]
 
 
-def _shown(value: float | None) -> float | str | None:
-    """Nine digits, which tell two float32 apart; what is not finite stays visible as text."""
+def _json_number(value: float | None) -> float | str | None:
+    """Return the value with nine digits, which tell any two float32 apart; a non-finite one becomes text."""
     if value is None or math.isfinite(value):
         return None if value is None else float(f"{value:.9g}")
     return {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")

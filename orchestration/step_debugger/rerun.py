@@ -1,4 +1,4 @@
-"""Runs a captured update again, in this process alone, and looks at its gradient."""
+"""Run a captured update again, in this process alone, and compute its gradient."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Gradient = dict[str, Tensor]  # by parameter name, float32
 
 @dataclass(frozen=True)
 class Compared:
-    """A metric of the live step and of its rerun; None where one of them lacks it."""
+    """A metric of the live update and of its rerun. A value is None where the metric is absent."""
 
     name: str
     live: float | None
@@ -37,14 +37,14 @@ class Compared:
 
     @property
     def is_equal(self) -> bool:
-        """To the last bit; NaN equals NaN."""
+        """Return whether both values are equal to the last bit; NaN equals NaN."""
         if self.live is None or self.rerun is None:
             return self.live is self.rerun
         return self.live == self.rerun or (math.isnan(self.live) and math.isnan(self.rerun))
 
     @property
     def relative_difference(self) -> float:
-        """|live - rerun| over the larger of the two; Inf where one is not finite or missing and the other is."""
+        """Return |live - rerun| divided by the larger of the two; Inf when only one of them is finite or present."""
         if self.is_equal:
             return 0.0
         live, rerun = self.live, self.rerun
@@ -55,13 +55,13 @@ class Compared:
 
 @dataclass(frozen=True)
 class Rerun:
-    """A captured step that ran again."""
+    """A captured update that ran again."""
 
     captured: LoadedStep
     device: str
     objective: TokenObjective
     metrics: list[Compared]
-    tokens: list[PolicyTokens]  # of each of captured.batches, as the loss saw them, without gradient
+    tokens: list[PolicyTokens]  # the input of the loss for each of captured.batches, without gradient
 
     @property
     def differing(self) -> list[Compared]:
@@ -69,20 +69,19 @@ class Rerun:
 
     @property
     def must_be_equal(self) -> bool:
-        """Whether nothing allows a difference: one rank then and now, on a CPU both times (a GPU adds in no fixed
-        order)."""
+        """Return whether no difference is allowed: one rank, and a CPU both times. A GPU adds in no fixed order."""
         return len(self.captured.parts) == 1 and self.captured.parts[0].device == self.device == "cpu"
 
 
 class RecordingObjective(TokenObjective):
-    """An objective that keeps the tokens of each micro-batch as the loss saw them."""
+    """An objective that records the input of the loss for each micro-batch."""
 
     def __init__(self, method: PolicyMethod, objective: Objective) -> None:
         super().__init__(method, objective)
-        self.seen: list[PolicyTokens] = []
+        self.inputs: list[PolicyTokens] = []
 
     def __call__(self, t: PolicyTokens) -> TokenLoss:
-        self.seen.append(detached(t))
+        self.inputs.append(detached(t))
         return super().__call__(t)
 
 
@@ -92,11 +91,11 @@ def detached(t: PolicyTokens) -> PolicyTokens:
 
 
 def rerun(captured: LoadedStep, device: str | None = None) -> Rerun:
-    """Run the captured update once more: same weights, micro-batches, learning rate and threads; all ranks' parts in
-    sequence.
+    """Run the captured update once more, with the same weights, micro-batches, learning rate and threads.
 
-    No reference model is loaded, since its log-probabilities are in the micro-batches. The optimizer's own state is not
-    captured, so the weights after the step mean nothing; loss, gradient and their metrics come before it.
+    The parts of all ranks run one after the other. No reference model is loaded, since its log-probabilities are in the
+    micro-batches. The optimizer's state is not captured, so the weights after the update mean nothing, but loss,
+    gradient and their metrics do not depend on it.
     """
     live = captured.parts[0]
     spec = resolve(device or captured.settings.model.device)
@@ -113,35 +112,35 @@ def rerun(captured: LoadedStep, device: str | None = None) -> Rerun:
     objective = trainer.objective
     trainer.objective = recording = RecordingObjective(captured.method, captured.settings.objective)
     tally = trainer.update(captured.batches)
-    return Rerun(
-        captured, spec.device, objective, compared(captured.live, tally, ranks=len(captured.parts)), recording.seen
-    )
+    metrics = compare_metrics(captured.live, tally, ranks=len(captured.parts))
+    return Rerun(captured, spec.device, objective, metrics, recording.inputs)
 
 
-def compared(live: Tally, again: Tally, ranks: int) -> list[Compared]:
-    """Return every metric of both, loss and gradient norm first; of several ranks without what counts forward passes
-    and dummies."""
-    one, two = live.means(), again.means()
+def compare_metrics(live: Tally, again: Tally, ranks: int) -> list[Compared]:
+    """Return every metric of both, loss and gradient norm first.
+
+    With several ranks, metrics that count forward passes are left out, because dummies and packing count in them.
+    """
+    old, new = live.means(), again.means()
     counts = () if ranks == 1 else ("train/micro_batches", "train/tokens")
-    names = [name for name in dict.fromkeys([*one, *two]) if name not in counts]
+    names = [name for name in dict.fromkeys([*old, *new]) if name not in counts]
     first = ("train/loss", "train/gradient_norm", "critic/loss", "critic/gradient_norm")
     names.sort(key=lambda name: first.index(name) if name in first else len(first))
-    return [Compared(name, one.get(name), two.get(name)) for name in names]
+    return [Compared(name, old.get(name), new.get(name)) for name in names]
 
 
-def under(method: PolicyMethod, run: Rerun) -> tuple[TokenObjective, list[PolicyTokens], list[str]]:
-    """Return another method on the same batch: its objective, the tokens as it would see them, and what a reader must
-    know.
+def under_method(method: PolicyMethod, run: Rerun) -> tuple[TokenObjective, list[PolicyTokens], list[str]]:
+    """Put another method on the same batch; return its objective, the input of its loss, and notes for the reader.
 
     Raises:
-        ValueError: it needs numbers that the step did not have.
+        ValueError: the method needs numbers that the step did not have.
     """
     name, live = type(method).__name__, run.captured.settings.objective
     for need, what in (("values", "a critic's values"), ("ref_logprobs", "log-probabilities of the reference")):
         if need in method.needs() and any(getattr(t, need) is None for t in run.tokens):
             raise ValueError(
-                f"{name} needs {what}, which the captured step does not have: it ran {type(run.captured.method).__name__} "
-                "without them; capture a step of a run that has them"
+                f"{name} needs {what}, which the captured step does not have: it ran "
+                f"{type(run.captured.method).__name__} without them; capture a step of a run that has them"
             )
     notes = ["Advantages and the weights of the aggregation are the live step's, so only the loss differs."]
     if live.corrections and "behavior_logprobs" in reads(method):
@@ -155,11 +154,10 @@ def under(method: PolicyMethod, run: Rerun) -> tuple[TokenObjective, list[Policy
     return TokenObjective(method, live), [dataclasses.replace(t, update_sums=sums) for t in run.tokens], notes
 
 
-def gradients(run: Rerun, asked: Sequence[tuple[TokenObjective, Sequence[PolicyTokens]]]) -> list[Gradient]:
-    """Return the whole gradient of the policy loss under each objective, from the same forward passes, without
-    DeepSpeed.
+def gradients(run: Rerun, variants: Sequence[tuple[TokenObjective, Sequence[PolicyTokens]]]) -> list[Gradient]:
+    """Return the whole gradient of the policy loss under each objective, from the same forward passes.
 
-    A critic's loss is not in it. Gradients of micro-batches add up in float32.
+    DeepSpeed is not used, and a critic's loss is not included. Gradients of micro-batches add up in float32.
     """
     from orchestration.model.policy_model import load_policy
     from orchestration.model.prepared_batch import to_device
@@ -169,23 +167,23 @@ def gradients(run: Rerun, asked: Sequence[tuple[TokenObjective, Sequence[PolicyT
     policy = load_policy(settings.model, spec, lora=settings.lora).train()
     policy.to(device=device, dtype=getattr(torch, settings.model.dtype))
     parameters = {name: p for name, p in policy.hf_model.named_parameters() if p.requires_grad}
-    sums = [{name: torch.zeros_like(p, dtype=torch.float32) for name, p in parameters.items()} for _ in asked]
+    sums = [{name: torch.zeros_like(p, dtype=torch.float32) for name, p in parameters.items()} for _ in variants]
     for index, batch in enumerate(run.captured.batches):
         prepared = to_device(batch, device)
         logprobs, entropy = policy(prepared, settings.temperature)
-        for total, (objective, tokens) in zip(sums, asked, strict=True):
+        for total, (objective, tokens) in zip(sums, variants, strict=True):
             answer = objective(dataclasses.replace(tokens[index], logprobs=logprobs, entropy=entropy))
             loss = (answer.loss * prepared.loss_weights).sum()
             if loss.requires_grad:
-                found = torch.autograd.grad(loss, list(parameters.values()), retain_graph=True, allow_unused=True)
-                for name, gradient in zip(parameters, found, strict=True):
+                parts = torch.autograd.grad(loss, list(parameters.values()), retain_graph=True, allow_unused=True)
+                for name, gradient in zip(parameters, parts, strict=True):
                     if gradient is not None:
                         total[name] += gradient.float()
     return sums
 
 
 def cosine(a: Gradient, b: Gradient) -> float:
-    """Return the cosine of two whole gradients, over all trained parameters; NaN when one of them is 0."""
+    """Return the cosine of the angle between two whole gradients; NaN when one of them is 0."""
     dot = sum(float((a[name].double() * b[name].double()).sum()) for name in a)
     size = norm(a) * norm(b)
     return dot / size if size else math.nan

@@ -1,6 +1,6 @@
-"""What each action token of an optimizer step met and gave: a table, one row per token, columns by name.
+"""The token table has one row for each action token of an update, with its inputs, loss and gradient weight by name.
 
-Made from the micro-batches and the tokens as the loss saw them, so the losses and gradients in it are the step's own.
+It is made from the micro-batches and the inputs of the loss, so its losses and gradients are those of the update.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ COLUMNS = {
     "value_loss": "The critic's loss of the token, before its weight.",
     "loss_weight": "The aggregation's weight of the token's loss.",
     "weight": "Weight on grad log pi: -d(step's loss)/d log pi, divided by loss_weight.",
-    "share": "|d(step's loss)/d log pi| as a share of its sum over all tokens: in log-probability space, not in that of "
-    "the parameters. The entropy bonus is not in it.",
+    "share": "|d(step's loss)/d log pi| as a share of its sum over all tokens: in log-probability space, not in that "
+    "of the parameters. The entropy bonus is not in it.",
     "state": "clipped: the method gives no gradient though the advantage is not 0. rejected: a correction left it out.",
     "other_loss": "The policy loss under the other method.",
     "other_weight": "Weight on grad log pi under the other method.",
@@ -51,7 +51,7 @@ COLUMNS = {
 }
 TEXTS = ("token", "state", "other_state", "change")
 WHOLE = ("trajectory", "position", "group", "staleness")
-# In the order in which one number is made from those before it.
+# Each number depends only on those before it.
 CAUSES = (
     "reward", "advantage", "behavior_logprob", "ref_logprob", "old_logprob", "old_value", "return", "logprob",
     "entropy", "value", "ratio", "rho", "loss", "value_loss", "weight",
@@ -61,7 +61,7 @@ CLIPPED, REJECTED = "clipped", "rejected"
 
 @dataclass(frozen=True)
 class TokenTable:
-    """N action tokens, trajectory after trajectory. Columns are those of COLUMNS that the step has, [N] each."""
+    """The table of N action tokens, trajectory after trajectory. It has the columns that the step has, [N] each."""
 
     columns: dict[str, np.ndarray]
 
@@ -72,22 +72,22 @@ class TokenTable:
         return self.columns[name]
 
     def nonfinite(self, name: str) -> np.ndarray:
-        """Where a column is Inf or NaN though it should not be. [N] bool
+        """Return where a column is Inf or NaN though it should not be, [N] bool.
 
-        A missing reward is NaN too; one that reaches the step has made its advantage NaN.
+        A missing reward is NaN too. It counts only when its advantage is non-finite as well.
         """
         bad = ~np.isfinite(self[name])
         return bad & ~np.isfinite(self["advantage"]) if name == "reward" else bad
 
-    def first_not_finite(self) -> tuple[str, int] | None:
-        """Column and row of the first Inf or NaN, in the order of causes, then of tokens; None when there is none."""
+    def first_nonfinite(self) -> tuple[str, int] | None:
+        """Return column and row of the first Inf or NaN, by the order of CAUSES, then of tokens; None without one."""
         for name in CAUSES:
             if name in self.columns and (rows := np.flatnonzero(self.nonfinite(name))).size:
                 return name, int(rows[0])
         return None
 
     def order(self, by: str, ascending: bool = False) -> np.ndarray:
-        """Rows with anything that is not finite, then the others by a column, largest first, then by share. [N] int64
+        """Return the rows in order, [N] int64: non-finite ones, then the others by a column, then by share.
 
         Raises:
             ValueError: the step has no such column.
@@ -96,7 +96,7 @@ class TokenTable:
             raise ValueError(f"--sort {by}: no such column here; there are {', '.join(self.columns)}")
         nonfinite = np.any([self.nonfinite(name) for name in CAUSES if name in self.columns], axis=0)
         values = self[by]
-        rank = np.unique(values, return_inverse=True)[1]  # NaN last, texts by alphabet
+        rank = np.unique(values, return_inverse=True)[1]  # sorts NaN last, and texts alphabetically
         return np.lexsort((-self["share"], rank if ascending else -rank, ~nonfinite))
 
 
@@ -106,13 +106,13 @@ def token_table(
     objective: TokenObjective,
     text: Callable[[list[int]], str],
 ) -> TokenTable:
-    """The table of one update.
+    """Return the table of one update.
 
     Args:
-        batches: its micro-batches, of all ranks, without dummies.
-        tokens: of each micro-batch, as the loss saw them.
-        objective: what makes the losses.
-        text: the tokenizer's, from ids to text.
+        batches: the micro-batches of all ranks, without dummies.
+        tokens: the input of the loss for each micro-batch.
+        objective: the function that computes the losses.
+        text: the tokenizer's function from ids to text.
     """
     parts = [_columns(b, t, objective) for b, t in zip(batches, tokens, strict=True)]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -134,7 +134,7 @@ def _columns(batch: MicroBatch, t: PolicyTokens, objective: TokenObjective) -> d
     clipped = (alone == 0) & (t.advantages != 0)
     starts = np.searchsorted(batch.sequence, np.arange(len(batch.group)))
     state = np.where(_array(keep), np.where(_array(clipped), CLIPPED, ""), REJECTED)
-    found: dict[str, Any] = {
+    columns: dict[str, Any] = {
         "token": batch.targets,
         "trajectory": batch.trajectory_index[batch.sequence],
         "position": np.arange(len(batch.sequence)) - starts[batch.sequence],
@@ -158,13 +158,13 @@ def _columns(batch: MicroBatch, t: PolicyTokens, objective: TokenObjective) -> d
         "weight": 0 - torch.where(weights == 0, whole, whole / weights),
         "state": state,
     }
-    return {name: _array(values) for name, values in found.items() if values is not None}
+    return {name: _array(values) for name, values in columns.items() if values is not None}
 
 
 def policy_gradient(
     loss: Callable[[PolicyTokens], TokenLoss], t: PolicyTokens, weights: Tensor
 ) -> tuple[Tensor, TokenLoss]:
-    """d(weighted policy loss)/d log pi of each token [N], and the objective's answer."""
+    """Return d(weighted policy loss)/d log pi of each token, [N], and the output of the loss."""
     leaf = t.logprobs.detach().clone().requires_grad_()
     answer = loss(dataclasses.replace(t, logprobs=leaf))
     if not answer.loss.requires_grad:
@@ -178,19 +178,19 @@ def _array(values: Any) -> np.ndarray:
 
 
 def prompts(batches: Sequence[MicroBatch], text: Callable[[list[int]], str]) -> dict[int, str]:
-    """What stood before the first action token of each trajectory, by its index."""
-    found = {}
+    """Return the text before the first action token of each trajectory, by the trajectory's index."""
+    texts = {}
     for batch in batches:
         for row, trajectory in enumerate(batch.trajectory_index):
             last = int(batch.predict[np.argmax(batch.sequence == row)])
             own = next(s for s in batch.segments if s.start <= last < s.start + s.length)
             prefix = batch.input_ids[own.prefix_start : own.prefix_start + own.prefix_length]
-            found[int(trajectory)] = text([*prefix.tolist(), *batch.input_ids[own.start : last + 1].tolist()])
-    return found
+            texts[int(trajectory)] = text([*prefix.tolist(), *batch.input_ids[own.start : last + 1].tolist()])
+    return texts
 
 
-def beside(live: TokenTable, other: TokenTable) -> TokenTable:
-    """The live table with the other method's columns and what it would change."""
+def with_comparison(live: TokenTable, other: TokenTable) -> TokenTable:
+    """Return the live table with the other method's columns, and a column that says what it would change."""
     was, now = live["state"] == CLIPPED, other["state"] == CLIPPED
     turned = live["weight"] * other["weight"] < 0
     change = np.select(

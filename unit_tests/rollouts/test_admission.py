@@ -15,7 +15,7 @@ from rollouts.admission import Admission
 
 def ask(admission: Admission, version: int, names: str) -> None:
     for name in names:
-        admission.asked(name, version)
+        admission.submitted(name, version)
 
 
 def finish(admission: Admission, names: str) -> None:
@@ -51,7 +51,7 @@ def test_a_filtered_group_frees_its_place_and_fewer_are_taken_when_no_more_are_a
     admission = Admission(batch_groups=3, max_staleness=0)
     ask(admission, 0, "abc")
     finish(admission, "abc")
-    admission.withdrawn("b")
+    admission.cancelled("b")
     assert admission.room(0) == 1
     assert admission.batch(0) is None
     assert admission.batch(0, count=2) == ["a", "c"]
@@ -110,7 +110,7 @@ def test_over_issue_bounds_what_is_outstanding(max_staleness: int, over_issue: f
 def test_what_cannot_be_is_refused() -> None:
     admission = Admission(batch_groups=1, max_staleness=1)
     ask(admission, 1, "a")
-    with pytest.raises(AssertionError, match="asked twice"):
+    with pytest.raises(AssertionError, match="submitted twice"):
         ask(admission, 1, "a")
     with pytest.raises(AssertionError, match="versions fell"):
         ask(admission, 0, "b")
@@ -126,7 +126,7 @@ def test_what_cannot_be_is_refused() -> None:
 
 
 class World:
-    """Engines that finish in any order, filters that withdraw anything, a trainer that sometimes changes nothing."""
+    """Engines that finish in any order, filters that leave out anything, a trainer that sometimes changes nothing."""
 
     def __init__(self, batch: int, staleness: int, over_issue: float | None, seed: int) -> None:
         self.admission = Admission(batch, staleness, over_issue)
@@ -140,7 +140,7 @@ class World:
     def ask(self, share: float) -> None:
         for _ in range(round(share * self.admission.room(self.version))):
             name = str(len(self.asked_at))
-            self.admission.asked(name, self.version)
+            self.admission.submitted(name, self.version)
             self.asked_at[name] = self.version
             self.running.append(name)
 
@@ -150,9 +150,9 @@ class World:
             self.ready.append(name)
             self.admission.finished(name)
 
-    def withdraw(self) -> None:
+    def cancel(self) -> None:
         name = self.random.choice(self.running + self.ready)
-        self.admission.withdrawn(name)
+        self.admission.cancelled(name)
         (self.running if name in self.running else self.ready).remove(name)
 
     def take(self, count: int | None) -> None:
@@ -205,8 +205,8 @@ class AnyOrder(RuleBasedStateMachine):
 
     @precondition(lambda self: self.world.admission.outstanding)
     @rule()
-    def withdraw(self) -> None:
-        self.world.withdraw()
+    def cancel(self) -> None:
+        self.world.cancel()
 
     @precondition(lambda self: not self.world.training)
     @rule()

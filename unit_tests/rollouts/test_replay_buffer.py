@@ -1,4 +1,4 @@
-"""The reuse buffer: how long, how many, the same ones again, and with nothing of the record changed."""
+"""The replay buffer: how long, how many, the same ones again, and with nothing of the record changed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def names(groups: list[Group]) -> list[str]:
 
 
 def test_a_group_is_reused_until_it_is_too_old() -> None:
-    buffer = ReplayBuffer(reuse_versions=2, groups_per_batch=1, seed=0)
+    buffer = ReplayBuffer(max_age_versions=2, groups_per_batch=1, seed=0)
     assert buffer.take(5) == []
     buffer.add([a_group("a")], 5)
     assert names(buffer.take(6)) == ["a"]
@@ -34,13 +34,13 @@ def test_a_group_is_reused_until_it_is_too_old() -> None:
 
 
 def test_what_filters_left_out_is_not_reused() -> None:
-    buffer = ReplayBuffer(reuse_versions=1, groups_per_batch=1, seed=0)
+    buffer = ReplayBuffer(max_age_versions=1, groups_per_batch=1, seed=0)
     buffer.add([a_group("a", dropped_by="overlong")], 0)
     assert buffer.take(1) == []
 
 
 def test_records_come_back_as_they_were_sampled() -> None:
-    buffer = ReplayBuffer(reuse_versions=3, groups_per_batch=1, seed=0)
+    buffer = ReplayBuffer(max_age_versions=3, groups_per_batch=1, seed=0)
     group = a_group("a", version=4)
     buffer.add([group], 5)
     (back,) = buffer.take(7)
@@ -49,14 +49,14 @@ def test_records_come_back_as_they_were_sampled() -> None:
     assert back.trajectories[0].behavior_logprobs.tolist() == [-0.5, -0.25]
 
 
-@given(seed=st.integers(0, 1000), steps=st.lists(st.integers(0, 6), max_size=8), reuse_versions=st.integers(1, 3))
-def test_any_run_draws_without_replacement_in_time_and_the_same_after_a_resume(seed, steps, reuse_versions) -> None:
-    buffer, resumed = (ReplayBuffer(reuse_versions, 3, seed) for _ in range(2))
+@given(seed=st.integers(0, 1000), steps=st.lists(st.integers(0, 6), max_size=8), max_age_versions=st.integers(1, 3))
+def test_any_run_draws_without_replacement_in_time_and_the_same_after_a_resume(seed, steps, max_age_versions) -> None:
+    buffer, resumed = (ReplayBuffer(max_age_versions, 3, seed) for _ in range(2))
     for version, fresh in enumerate(steps):
         resumed.load_state(buffer.state)
         taken = buffer.take(version)
-        assert len(set(names(taken))) == len(taken) == min(3, sum(steps[max(0, version - reuse_versions) : version]))
-        assert all(1 <= version - int(name.split("-")[0]) <= reuse_versions for name in names(taken))
+        assert len(set(names(taken))) == len(taken) == min(3, sum(steps[max(0, version - max_age_versions) : version]))
+        assert all(1 <= version - int(name.split("-")[0]) <= max_age_versions for name in names(taken))
         assert names(resumed.take(version)) == names(taken)
         buffer.add([a_group(f"{version}-{i}") for i in range(fresh)], version)
 

@@ -299,9 +299,9 @@ def test_a_large_step_is_cut_to_whole_responses_by_share(monkeypatch):
     monkeypatch.setattr(page, "MAX_TOKENS", 5)
     numbers = {"trajectory": [0, 0, 1, 1, 2, 2], "share": [0.1, 0.2, 0.0, 0.1, 0.6, 0.0], "advantage": [1.0] * 6}
     table = TokenTable({name: np.array(values) for name, values in numbers.items()})
-    assert page.kept_rows(table).tolist() == [0, 1, 4, 5]
+    assert page.rows_on_page(table).tolist() == [0, 1, 4, 5]
     monkeypatch.setattr(page, "MAX_TOKENS", 6)
-    assert page.kept_rows(table).tolist() == list(range(6))
+    assert page.rows_on_page(table).tolist() == list(range(6))
 
 
 def test_a_missing_reward_spoils_nothing_by_itself():
@@ -312,6 +312,6 @@ def test_a_missing_reward_spoils_nothing_by_itself():
         "advantage": [1.0, 1.0, np.nan],
     }
     table = TokenTable({name: np.array(values) for name, values in numbers.items()})
-    assert table.first_not_finite() == ("advantage", 2)
+    assert table.first_nonfinite() == ("advantage", 2)
     assert table.order("share").tolist() == [2, 0, 1]
     assert table.order("share", ascending=True).tolist() == [2, 1, 0]
