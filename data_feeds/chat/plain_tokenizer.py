@@ -1,5 +1,8 @@
-"""Count the tokens of prompts without transformers, whose import takes several seconds, where the result is sure to be the
-same: a tokenizer that is nothing but its tokenizer.json, with a chat template in plain Jinja."""
+"""Tokenise prompts without transformers, whose import takes several seconds.
+
+This is done only where the result is certain to be the same: the tokenizer is just its tokenizer.json, and the chat
+template is plain Jinja.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,21 @@ import json
 from pathlib import Path
 from typing import Any
 
-# Only these classes of transformers take tokenizer.json as it is, and only these settings change nothing when text is
-# encoded. With any other, transformers must load the tokenizer.
+# Only these classes of transformers use tokenizer.json unchanged, and only these settings do not change how text is
+# encoded. With any other class or setting, transformers must load the tokenizer.
 CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
 SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 HARMLESS = {
     "backend", "chat_template", "clean_up_tokenization_spaces", "extra_special_tokens", "is_local", "local_files_only",
     "model_max_length", "tokenizer_class", *SPECIAL,
 }  # fmt: skip
-MODEL_TYPES = ("llama",)  # whose tokenizer class is the one that tokenizer_config.json names
-# What a template may use. Others (the date, tools, transformers' own filters) are left to transformers.
+MODEL_TYPES = ("llama",)  # for these, transformers uses the tokenizer class that tokenizer_config.json names
+# A template that uses other names (the date, tools, transformers' own filters) is left to transformers.
 TEMPLATE_NAMES = {"messages", "add_generation_prompt", "raise_exception", "namespace", "range", *SPECIAL}
 
 
 class PlainTokenizer:
-    """The part of a transformers tokenizer that prompts need: messages become token ids."""
+    """The part of a transformers tokenizer that prompts need: it turns messages into token ids."""
 
     def __init__(self, folder: str, tokenizer: Any, template: Any, chat_template: str, special: dict[str, str]) -> None:
         self.name_or_path, self.chat_template = folder, chat_template
@@ -45,7 +48,7 @@ def plain_tokenizer(path: str) -> PlainTokenizer | None:
         settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
         model_type = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
         file = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # transformers says what is wrong
+    except (OSError, ValueError):  # transformers then raises the error that says what is wrong
         return None
     special = {name: settings[name] for name in SPECIAL if settings.get(name) is not None}
     known = {token["content"] for token in file.get("added_tokens", [])}

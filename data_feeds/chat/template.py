@@ -27,7 +27,7 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> Any:
 
 
 def load_prompt_tokenizer(path: str, trust_remote_code: bool = False) -> Any:
-    """Return what turns prompts into token ids, as `load_tokenizer` does, without importing transformers where possible.
+    """Return a tokenizer that can turn prompts into token ids, if possible without importing transformers.
 
     Raises:
         ValueError: the path holds no tokenizer, or one without a chat template.

@@ -31,7 +31,7 @@ class TooLongError(ValueError):
 
 @dataclass
 class LeftOut:
-    """How many rows of a source are left out, by reason. A row is counted once, however often it is drawn."""
+    """The numbers of left-out rows of a source, by reason. A row is counted once, however often it is drawn."""
 
     bad: int = 0
     too_long: int = 0

@@ -1,4 +1,4 @@
-"""Import only the part of reasoning_gym that holds a task. All of it takes several seconds: one task needs matplotlib."""
+"""Import only the part of reasoning_gym that holds a task, because the whole package takes several seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PACKAGE = "reasoning_gym"
 
 
 def task_classes(task: str) -> dict[str, Any]:
-    """Return reasoning_gym's registry of tasks, in which the task is, or all there are when no such task is found."""
+    """Return reasoning_gym's registry of tasks. It holds the task, or all tasks when there is no such task."""
     family = None if PACKAGE in sys.modules else _family_of(task)
     if family is None:
         importlib.import_module(PACKAGE)
@@ -27,13 +27,13 @@ def task_classes(task: str) -> dict[str, Any]:
 
 
 def _folder() -> Path:
-    found = importlib.util.find_spec(PACKAGE)
-    assert found is not None and found.origin is not None
-    return Path(found.origin).parent
+    spec = importlib.util.find_spec(PACKAGE)
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent
 
 
 def _family_of(task: str) -> str | None:
-    """Return the sub-package with the one file that declares the task; None when no file or several do."""
+    """Return the sub-package whose file declares the task; None when no file or more than one does."""
     declares = re.compile(rf'^DATASET_NAME = "{re.escape(task)}"$', re.MULTILINE)
     families = [
         file.parent.name for file in _folder().glob("*/*.py") if declares.search(file.read_text(encoding="utf-8"))
@@ -49,4 +49,4 @@ def _import_alone(family: str) -> None:
     try:
         importlib.import_module(f"{PACKAGE}.{family}")
     finally:
-        del sys.modules[PACKAGE]  # whoever imports the whole later gets the whole
+        del sys.modules[PACKAGE]  # so that a later import of the package gets all of it

@@ -18,7 +18,7 @@ HELD_PORTS: list[socket.socket] = []  # they stay bound for the life of this pro
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """What this machine offers, and what follows from it."""
+    """The devices of this machine, and the backend and attention function that follow from them."""
 
     device: str  # "cpu" or "cuda"
     backend: str  # collectives between trainer ranks: "gloo" or "nccl"

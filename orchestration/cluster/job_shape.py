@@ -1,5 +1,8 @@
-"""The shape of a job, whatever its kind: its engines and its trainer ranks. Made once from the configuration, so that
-nobody who starts, places or estimates a job asks of which kind the configuration is."""
+"""The shape of a job of any kind: its engines and its trainer ranks.
+
+It is made once from the configuration, so that whatever starts, places or estimates a job need not know the
+configuration's kind.
+"""
 
 from __future__ import annotations
 
@@ -15,34 +18,34 @@ from configs.blocks.sync import SyncMethod
 
 @dataclass(frozen=True)
 class EngineJob:
-    """The engines of a job, what they serve, and what is done when one is lost."""
+    """The engines of a job: how many, the model they serve, their limits, and how many losses are allowed."""
 
     model: Model
     reward: Reward
     seed: int
     engines: int
-    tensor_parallel_size: int  # devices of an engine
-    arguments: dict[str, Any]  # passed to vLLM as they are
+    tensor_parallel_size: int  # devices per engine
+    arguments: dict[str, Any]  # passed to vLLM unchanged
     max_prompt_tokens: int
     max_new_tokens: int
-    tokens_at_once: int  # prompts and responses of everything that is generated together, over all engines
+    tokens_at_once: int  # tokens of all prompts and responses that are generated together, over all engines
     failures: Failures
     placement: Placement  # how an engine shares a GPU with a trainer rank
-    key_prefix: str = ""  # of engines, tensor_parallel_size and engine, for messages
+    key_prefix: str = ""  # in messages, it stands before the keys engines, tensor_parallel_size and engine
     max_new_tokens_key: str = "eval.max_new_tokens"
     environment: str = "single_turn"
     in_flight: str = "recompute"
     pauses_while_training: bool = False
-    lora_rank: int | None = None  # of the adapter that the engines take; None: they take whole models
+    lora_rank: int | None = None  # rank of the adapters that the engines take; None when they take whole models
 
     @property
     def processes(self) -> int:
-        """Devices of all engines; on a CPU each is a process."""
+        """Return the number of devices of all engines. On a CPU each device is a process."""
         return self.engines * self.tensor_parallel_size
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of the longest sequence."""
+        """Return the number of tokens in the longest possible sequence."""
         return self.max_prompt_tokens + self.max_new_tokens
 
     @classmethod
@@ -73,7 +76,7 @@ class EngineJob:
 
     @classmethod
     def of_eval(cls, config: EvalConfig) -> EngineJob:
-        """Return the engines of an evaluation. None is replaced: the evaluation is simply run again."""
+        """Return the engines of an evaluation. A lost one is not replaced, since an evaluation can be run again."""
         sequences = config.eval.max_prompts * config.eval.samples_per_prompt
         return cls(
             model=config.model,
@@ -92,12 +95,12 @@ class EngineJob:
 
 @dataclass(frozen=True)
 class TrainerJob:
-    """The trainer ranks of a job that has engines too, and how both share the devices."""
+    """The trainer ranks of a job that also has engines, and how both share the devices."""
 
     ranks: int
-    threads_per_rank: int  # 0: the trainer's cores divided by ranks
+    threads_per_rank: int  # 0 means the trainer's cores divided by ranks
     placement: Placement
-    colocate: bool | None  # None: when devices are few; False where both sides work at the same time
+    colocate: bool | None  # None means when devices are few; False when both sides work at the same time
     sync_method: SyncMethod
 
     @classmethod

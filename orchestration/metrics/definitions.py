@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Metric:
-    """What a logged number means."""
+    """The definition of a logged number."""
 
     unit: str
     description: str

@@ -27,7 +27,7 @@ Ints = np.ndarray
 
 @dataclass(frozen=True)
 class Occurrences:
-    """How T tokens are gathered into M places of padded rows, and how they come back."""
+    """The index tensors that gather T tokens into M places of padded rows, and bring them back."""
 
     index: Tensor  # [M] the token at each place; 0 at padding
     padding: Tensor  # [P] the places that are padding

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 SIZES = (
-    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings",
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "max_position_embeddings",
 )  # fmt: skip
-# Every key that is understood here, with the types that transformers accepts for it. A file with any other key or type is
-# left to transformers, which either knows it or says what is wrong.
+OPTIONAL_SIZES = ("num_key_value_heads", "head_dim", "pad_token_id", "bos_token_id", "pretraining_tp")
+# These keys are understood here, each with the types that transformers accepts for it. A file with any other key or
+# type is left to transformers, which either knows it or says what is wrong.
 KEYS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(SIZES, (int,)),
-    **dict.fromkeys(("num_key_value_heads", "head_dim", "pad_token_id", "bos_token_id", "pretraining_tp"), (int, type(None))),
+    **dict.fromkeys(OPTIONAL_SIZES, (int, type(None))),
     **dict.fromkeys(("attention_bias", "mlp_bias", "tie_word_embeddings", "use_cache"), (bool,)),
     **dict.fromkeys(("hidden_act", "_name_or_path", "_model_name_or_path", "model_type", "dtype"), (str,)),
     **dict.fromkeys(("initializer_range", "rms_norm_eps"), (float,)),
@@ -30,7 +32,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class PlainConfig:
-    """What is asked of a transformers configuration, for a model of type llama."""
+    """The fields of a transformers configuration that we use, for a model of type llama."""
 
     vocab_size: int
     hidden_size: int
@@ -46,39 +48,39 @@ class PlainConfig:
     is_encoder_decoder: bool = False
 
     def get_text_config(self) -> PlainConfig:
-        """Return the part that describes the language model: all of it."""
+        """Return the part that describes the language model, which is the whole configuration."""
         return self
 
 
 def plain_config(folder: Path) -> PlainConfig | None:
     """Return the configuration of a model folder, or None where only transformers understands it."""
     try:
-        given = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    if not isinstance(given, dict) or given.get("model_type") != "llama" or not _is_understood(given):
+    if not isinstance(raw, dict) or raw.get("model_type") != "llama" or not _is_understood(raw):
         return None
     return PlainConfig(
-        **{key: given[key] for key in SIZES},
-        num_key_value_heads=given.get("num_key_value_heads"),
-        head_dim=given.get("head_dim"),
-        tie_word_embeddings=given.get("tie_word_embeddings", False),
-        architectures=given["architectures"],
+        **{key: raw[key] for key in SIZES},
+        num_key_value_heads=raw.get("num_key_value_heads"),
+        head_dim=raw.get("head_dim"),
+        tie_word_embeddings=raw.get("tie_word_embeddings", False),
+        architectures=raw["architectures"],
     )
 
 
-def _is_understood(given: dict[str, Any]) -> bool:
-    if not all(key in given for key in (*SIZES, "architectures", "rope_parameters")):
+def _is_understood(raw: dict[str, Any]) -> bool:
+    if not all(key in raw for key in (*SIZES, "architectures", "rope_parameters")):
         return False
-    if not all(key in KEYS and type(value) in KEYS[key] for key, value in given.items()):
+    if not all(key in KEYS and type(value) in KEYS[key] for key, value in raw.items()):
         return False
-    rope = given["rope_parameters"]
+    rope = raw["rope_parameters"]
     return (
-        all(given[key] > 0 for key in SIZES)
-        and given["hidden_size"] % given["num_attention_heads"] == 0
-        and all(isinstance(name, str) for name in given["architectures"])
-        and given.get("dtype", "float32") in DTYPES
-        and 0 <= given.get("initializer_range", 0.0) <= 1
+        all(raw[key] > 0 for key in SIZES)
+        and raw["hidden_size"] % raw["num_attention_heads"] == 0
+        and all(isinstance(name, str) for name in raw["architectures"])
+        and raw.get("dtype", "float32") in DTYPES
+        and 0 <= raw.get("initializer_range", 0.0) <= 1
         and rope.keys() == {"rope_theta", "rope_type"}
         and rope["rope_type"] == "default"
         and isinstance(rope["rope_theta"], float)

@@ -1,4 +1,4 @@
-"""Pages that need nothing else: markup, style, script and data in one HTML file."""
+"""Build a page without external files: markup, style, script and data in one HTML file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHARED = Path(__file__).resolve().parent / "page_assets"
 
 
 def html_page(title: str, data: dict[str, Any], assets: Path, scripts: Sequence[str] = ("page.js",)) -> str:
-    """Return a page made of the folder's body.html, style.css and scripts, which find `data` as a constant of that name.
+    """Return a page made of the folder's body.html, style.css and scripts; these find `data` as a constant `data`.
 
     Raises:
         ValueError: a number in the data is not finite.

@@ -1,4 +1,4 @@
-"""What a run says about updates that held an Inf or NaN, and the error that ends it after too many in a row."""
+"""The messages about updates that held an Inf or NaN, and the error that ends a run after too many in a row."""
 
 from __future__ import annotations
 

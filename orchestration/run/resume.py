@@ -118,8 +118,8 @@ def go_back(run: RunDirectory, checkpoint: Path, config: RLConfig | SLConfig) ->
 def owes_evaluation(run: RunDirectory, state: DriverState, config: RLConfig | SLConfig) -> bool:
     """Return whether the checkpoint's step was trained but not yet evaluated.
 
-    This is so when the checkpoint was written because the run could not go on, as when all engines are lost. A supervised
-    job has no accuracies, and owes none.
+    This is so when the checkpoint was written because the run could not go on, as when all engines are lost. A
+    supervised job has no accuracies, and owes none.
     """
     if not state.accuracies or not due(state.step, config.eval.every, config.train.steps or 0):
         return False
