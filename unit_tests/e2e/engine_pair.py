@@ -65,14 +65,14 @@ def reference_logprobs(model: LlamaForCausalLM, prompt: list[int], made: Generat
 class Pair:
     """One engine with an event loop of its own, and the model whose weights it should hold."""
 
-    def __init__(self, folder: Path, **engine: Any) -> None:
+    def __init__(self, folder: Path, lora_rank: int | None = None, **engine: Any) -> None:
         self.loop = asyncio.new_event_loop()
         self.folder = folder
         self.model = random_model(0)
         self.model.save_pretrained(folder / "model")
         write_tokenizer(folder / "model")
         self.engine = VLLMEngine(
-            str(folder / "model"), dtype="float32", device="cpu", max_model_len=512, threads=1,
+            str(folder / "model"), dtype="float32", device="cpu", max_model_len=512, threads=1, lora_rank=lora_rank,
             engine={"kv_cache_memory_bytes": 64 * 1024**2, **engine},
         )  # fmt: skip
         self.run(self.engine.start())

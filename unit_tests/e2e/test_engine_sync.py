@@ -1,4 +1,5 @@
-"""Real vLLM engines take weights from real publishers, and are checked against transformers."""
+"""Real vLLM engines take weights from real publishers, and are checked against transformers. Nearly all tests share one
+engine; what happens to responses meanwhile is in test_in_flight.py."""
 
 from __future__ import annotations
 
@@ -119,62 +120,6 @@ def test_seeds_are_a_function_of_step_prompt_and_sample(pair: Pair) -> None:
     assert tokens[0] == tokens[1]
     assert all(a != b for a, b in zip(tokens[0], tokens[2], strict=True))
     assert all(tokens[0][i] != tokens[0][i + 1] for i in range(0, 8, 2))  # the two samples of a prompt
-
-
-def test_an_update_in_flight_leaves_both_versions_in_a_response(pair: Pair, publisher: WeightPublisher) -> None:
-    old_model, old_version = pair.model, pair.version
-    prompt, sampling = PROMPTS[2], Sampling(max_new_tokens=400)
-
-    async def update_while_generating() -> list[Generation]:
-        calls = await pair.begin(prompt, sampling, samples=8)
-        await pair.engine.load_weights(old_version + 1, update)
-        return await asyncio.gather(*calls)
-
-    new_model = random_model(77)
-    update = publisher.publish(old_version + 1, published_tensors(new_model))
-    made = pair.run(update_while_generating())
-    pair.model, pair.version = new_model, old_version + 1
-    crossed = [m for m in made if len(set(m.versions.tolist())) == 2]
-    assert crossed, "no response was running when the weights changed"
-    for generation in crossed:
-        assert (np.diff(generation.versions) >= 0).all()
-        made_by_old = generation.versions == old_version
-        old = np.abs(reference_logprobs(old_model, prompt, generation, 1.0) - generation.logprobs)
-        new = np.abs(reference_logprobs(new_model, prompt, generation, 1.0) - generation.logprobs)
-        assert old[made_by_old].max() < 1e-4
-        assert new[~made_by_old].max() < 1e-4  # so the cache was recomputed under the new weights
-        assert old[~made_by_old].mean() > 0.1
-
-
-def test_abort_returns_what_there_is(pair: Pair) -> None:
-    async def abort_while_generating() -> list[Generation]:
-        calls = await pair.begin(PROMPTS[0], Sampling(max_new_tokens=450), samples=8)
-        await pair.engine.abort()
-        return await asyncio.gather(*calls)
-
-    aborted = [m for m in pair.run(abort_while_generating()) if m.finish_reason == "abort"]
-    assert aborted, "nothing was running when the engine was told to abort"
-    for made in aborted:
-        assert 0 < len(made.token_ids) < 450
-        assert len(made.token_ids) == len(made.logprobs) == len(made.versions)
-
-
-def test_nothing_is_generated_while_paused(pair: Pair) -> None:
-    async def pause_and_resume() -> Generation:
-        await pair.engine.pause()
-        call = asyncio.ensure_future(pair.engine.generate(PROMPTS[0], Sampling(max_new_tokens=1), 0, "p", 0))
-        done, _ = await asyncio.wait([call], timeout=0.5)
-        assert not done
-        await pair.engine.resume()
-        return await call
-
-    assert len(pair.run(pause_and_resume()).token_ids) == 1
-
-
-def test_an_engine_wakes_from_sleep_with_its_weights(pair: Pair) -> None:
-    pair.run(pair.engine.sleep())
-    pair.run(pair.engine.wake())
-    assert pair.gap(pair.generate(Sampling(max_new_tokens=8)), 1.0) < 1e-4
 
 
 def test_a_partial_or_corrupted_update_is_refused(pair: Pair, publisher: WeightPublisher) -> None:
@@ -338,6 +283,7 @@ def test_a_partial_or_corrupted_broadcast_is_refused(
 def test_a_trainer_killed_in_the_middle_of_a_broadcast_leaves_an_engine_that_refuses(
     pair: Pair, tmp_path: Path, publisher: WeightPublisher
 ) -> None:
+    """Alone catches an engine that generates with a half of a version, or waits for the rest, when its sender is killed."""
     torch.save(published_tensors(random_model(45)), tmp_path / "tensors.pt")
     version = pair.version + 1
     arguments = ["60", str(tmp_path / "tensors.pt"), "0.2", str(version)]
@@ -368,6 +314,7 @@ def test_a_trainer_killed_in_the_middle_of_a_broadcast_leaves_an_engine_that_ref
 
 
 def test_every_worker_of_a_tensor_parallel_engine_takes_its_part_of_a_broadcast(tmp_path: Path) -> None:
+    """Alone catches a second worker of an engine that is not in the weight group, or takes the first one's part."""
     pair = Pair(tmp_path, tensor_parallel_size=2, distributed_executor_backend="mp")
     sender = Sender(pair, workers=2)
     sender.join()

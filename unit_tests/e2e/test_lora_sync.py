@@ -6,7 +6,7 @@ import asyncio
 import copy
 import json
 import pickle
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,15 @@ from data_feeds.responses import Responses
 from orchestration.model.lora import adapter_tensors, add_adapters, announced, load_adapter
 from orchestration.rl.weight_probe import TOLERANCE_BY_DTYPE, ProbeFailed, compare
 from orchestration.weight_transfer.file_publisher import WeightPublisher
-from rollouts.vllm.engine import VLLMEngine, WeightLoadError
+from rollouts.vllm.engine import WeightLoadError
 from rollouts.vllm.response import Generation
 from rollouts.vllm.sampling import Sampling
 from unit_tests.e2e.engine_pair import (
     PROMPTS,
+    Pair,
     published_tensors,
     random_model,
     reference_logprobs,
-    write_tokenizer,
 )
 from unit_tests.orchestration.ranks.ranks import Ranks
 from unit_tests.orchestration.trainer.test_trainer import make_trajectories
@@ -41,35 +41,14 @@ LORA = Lora(rank=4, alpha=6, rank_stabilised=True)
 SAMPLING = Sampling(max_new_tokens=24)
 
 
-class AdapterPair:
+class AdapterPair(Pair):
     """One engine with an event loop of its own, and the model with adapters whose weights it should hold."""
 
     def __init__(self, folder: Path) -> None:
-        self.loop, self.folder = asyncio.new_event_loop(), folder
-        self.model = random_model(0)
-        self.model.save_pretrained(folder / "model")
-        write_tokenizer(folder / "model")
+        extension = "unit_tests.e2e.forgetful_adapter.ForgetfulAdapterExtension"
+        super().__init__(folder, LORA.rank, worker_extension_cls=extension)
         (folder / "model" / "chat_template.jinja").write_text(CHAT_TEMPLATE)  # a trainer saves it with its checkpoints
         add_adapters(self.model, LORA)
-        self.engine = VLLMEngine(
-            str(folder / "model"), dtype="float32", device="cpu", max_model_len=512, threads=1, lora_rank=LORA.rank,
-            engine={
-                "kv_cache_memory_bytes": 64 * 1024**2,
-                "worker_extension_cls": "unit_tests.e2e.forgetful_adapter.ForgetfulAdapterExtension",
-            },
-        )  # fmt: skip
-        self.run(self.engine.start())
-        self.version = 0
-
-    def run(self, call: Coroutine[Any, Any, Any]) -> Any:
-        return self.loop.run_until_complete(call)
-
-    def generate(self, sampling: Sampling = SAMPLING) -> list[Generation]:
-        async def all_at_once() -> list[Generation]:
-            calls = [self.engine.generate(prompt, sampling, 0, f"p{i}", 0) for i, prompt in enumerate(PROMPTS)]
-            return await asyncio.gather(*calls)
-
-        return self.run(all_at_once())
 
     def change(self, seed: int) -> list[tuple[str, torch.Tensor]]:
         """New random adapters in the model, and the tensors to send."""
@@ -89,17 +68,14 @@ class AdapterPair:
 
     def mean_gap(self, made: list[Generation] | None = None) -> float:
         """Raises ProbeFailed: the engine does not compute with the model's adapter."""
-        made = made or self.generate()
+        made = made or self.generate(SAMPLING)
         ours = [reference_logprobs(self.model, p, m, 1.0) for p, m in zip(PROMPTS, made, strict=True)]
         return compare([m.logprobs for m in made], ours, TOLERANCE_BY_DTYPE["float32"]).mean_gap
 
-    def close(self) -> None:
-        self.run(self.engine.shutdown())
-        self.loop.close()
-
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AdapterPair]:
+def pair(tmp_path_factory: pytest.TempPathFactory, rank_groups: dict[int, Ranks]) -> Iterator[AdapterPair]:
+    """An engine beside the session's trainer ranks, which the last test needs: all are in one process of tests."""
     pair = AdapterPair(tmp_path_factory.mktemp("adapters"))
     yield pair
     pair.close()
@@ -120,11 +96,11 @@ def test_before_the_first_sync_the_engine_is_the_base(pair: AdapterPair) -> None
 
 @pytest.mark.parametrize("method", ["direct", "disk"])
 def test_the_engine_computes_with_the_published_adapter(pair: AdapterPair, tmp_path: Path, method: Any) -> None:
-    pair.generate()  # fills the prefix cache under the old adapter
+    pair.generate(SAMPLING)  # fills the prefix cache under the old adapter
     publisher = WeightPublisher(method, tmp_path / "weights")
     for seed in (1, 2):
         pair.sync(publisher, seed=100 * len(method) + seed)
-        made = pair.generate()
+        made = pair.generate(SAMPLING)
         assert pair.mean_gap(made) < 1e-5
         assert all((m.versions == pair.version).all() for m in made)
     publisher.close()
@@ -178,7 +154,7 @@ def test_what_is_not_the_whole_adapter_is_refused(pair: AdapterPair, publisher: 
         with pytest.raises(WeightLoadError, match=why):
             pair.run(pair.engine.load_weights(update["version"], update))
         with pytest.raises(WeightLoadError, match=why):
-            pair.generate()
+            pair.generate(SAMPLING)
 
     version = pair.version + 1
     refused(publisher.publish(version, tensors[:-1], told), "27 tensors came, which are not an A and a B")
@@ -199,8 +175,10 @@ def test_what_is_not_the_whole_adapter_is_refused(pair: AdapterPair, publisher: 
     assert pair.mean_gap() < 1e-5
 
 
-def test_the_engine_computes_as_two_trainer_ranks_under_zero_3(pair: AdapterPair) -> None:
-    """Trained by DeepSpeed, gathered, published, loaded; and judged by PEFT on the checkpoint of the same weights."""
+def test_the_engine_computes_as_two_trainer_ranks_under_zero_3(
+    pair: AdapterPair, rank_groups: dict[int, Ranks]
+) -> None:
+    """Alone catches an adapter that ranks under ZeRO-3 gather wrongly: PEFT judges the checkpoint of the same weights."""
     trajectories = make_trajectories()
     ones = np.ones(len(trajectories), dtype=np.float32)
     advantages = np.where(np.arange(len(trajectories)) % 2, 1.0, -1.0).astype(np.float32)
@@ -208,16 +186,12 @@ def test_the_engine_computes_as_two_trainer_ranks_under_zero_3(pair: AdapterPair
     columns = responses.columns(0, advantages=advantages)
     batches = pack(responses, np.arange(len(trajectories)), ones / 100, columns, 60, 2, True)
     (pair.folder / "micro_batches.pkl").write_bytes(pickle.dumps(batches))
-    ranks = Ranks(2)
-    try:
-        ranks.run("unit_tests.e2e.lora_sync_rank", pair.folder)
-    finally:
-        ranks.close()
+    rank_groups[2].run("unit_tests.e2e.lora_sync_rank", pair.folder)
     update = json.loads((pair.folder / "update.json").read_text())
     pair.version = update["version"]
     pair.run(pair.engine.load_weights(pair.version, update))
     saved = PeftModel.from_pretrained(random_model(0), pair.folder / "saved")
-    made = pair.generate()
+    made = pair.generate(SAMPLING)
     by_base = [reference_logprobs(random_model(0), p, m, 1.0) for p, m in zip(PROMPTS, made, strict=True)]
     by_peft = [reference_logprobs(saved, p, m, 1.0) for p, m in zip(PROMPTS, made, strict=True)]
     assert compare([m.logprobs for m in made], by_peft, TOLERANCE_BY_DTYPE["float32"]).mean_gap < 1e-5

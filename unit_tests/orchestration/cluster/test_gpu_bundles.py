@@ -12,6 +12,7 @@ import pytest
 
 from orchestration.cluster.devices import BUCKETS, DeviceSpec
 from orchestration.cluster.gpu_bundles import placed, shares_its_gpu
+from unit_tests.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -24,16 +25,17 @@ def test_nothing_is_reserved_on_cpus() -> None:
 
 @pytest.mark.e2e
 def test_gpus_are_shared_in_pairs_or_not_at_all() -> None:
-    """In a process of its own, since the session's Ray may be alive in this one."""
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {
-        "PYTHONPATH": str(ROOT)
-    }
-    command = [sys.executable, str(ROOT / "unit_tests" / "orchestration" / "ranks" / "placed_actors.py")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    """Alone catches bundles that Ray fills otherwise than we count, and a rank that takes another engine for its neighbour. In a
+    process of its own, since the session's Ray may be alive in this one."""
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    command = [sys.executable, "-m", "unit_tests.orchestration.ranks.placed_actors"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert done.returncode == 0, done.stderr[-3000:]
-    few, two_each, by_wish = json.loads(done.stdout.strip().splitlines()[-1])
+    gpus, beside_the_only_engine = zip(*json.loads(done.stdout.strip().splitlines()[-1]), strict=True)
+    few, two_each, by_wish, *_ = gpus
     rank_0, rank_1, engine_0, engine_1 = few  # four wanted, three there
     assert rank_0 == engine_0 != rank_1 == engine_1
     rank, engine = two_each
     assert sorted(rank + engine) == [0, 1, 2] and len(engine) == 2
     assert by_wish[0] == by_wish[1] and len(by_wish[0]) == 1
+    assert beside_the_only_engine == (False, False, True, False, False)

@@ -1,4 +1,5 @@
-"""Where Ray puts actors on a machine that says it has three GPUs; prints the GPUs of each as JSON, case by case."""
+"""Where Ray puts actors on a machine that says it has three GPUs: prints as JSON, case by case, the GPUs of each, and whether
+trainer rank 0 finds that it shares its GPU with the job's only engine."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import ray
 
 from orchestration.cluster.devices import FLEX, DeviceSpec
 from orchestration.cluster.gpu_bundles import placed
+from orchestration.weight_transfer.gpu_publisher import is_beside_the_only_engine
 
 GPUS = 3
 DEVICE = DeviceSpec("cuda", "nccl", FLEX, 4, GPUS)
@@ -17,6 +19,8 @@ CASES: list[tuple[int, int, int, bool | None]] = [  # ranks, engines, devices of
     (2, 2, 1, None),
     (1, 1, 2, None),
     (1, 1, 1, True),
+    (1, 2, 1, True),
+    (1, 1, 1, False),
 ]
 
 
@@ -36,8 +40,9 @@ def seen(options: list[dict[str, Any]]) -> list[list[int]]:
 
 if __name__ == "__main__":
     ray.init(address="local", num_cpus=4, num_gpus=GPUS, include_dashboard=False, logging_level=logging.ERROR)
+    is_beside = ray.remote(is_beside_the_only_engine)
     cases = []
     for case in CASES:
         with placed(DEVICE, *case) as options:
-            cases.append(seen(options))
+            cases.append([seen(options), ray.get(is_beside.options(**options[0]).remote())])
     print(json.dumps(cases))

@@ -5,11 +5,6 @@ runs on a GPU."""
 from __future__ import annotations
 
 import inspect
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +18,6 @@ from rollouts.vllm.weight_broadcast import TransferFailed
 from rollouts.vllm.weight_file import Checksum, Named
 from rollouts.vllm.weight_receiver import GpuUpdate, WeightReceiver
 
-ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
 
 
@@ -101,20 +95,3 @@ def test_without_room_for_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_torch_numbers_the_device_where_vllm_puts_the_receivers_own() -> None:
     parameters = list(inspect.signature(reductions.rebuild_cuda_tensor).parameters)
     assert parameters[6] == "storage_device"
-
-
-@pytest.mark.e2e
-def test_only_where_the_one_engine_sees_it() -> None:
-    """On a Ray that only says it has GPUs, in a process of its own, since the session's may be alive in this one."""
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {
-        "PYTHONPATH": str(ROOT)
-    }
-    command = [sys.executable, "-m", "unit_tests.orchestration.ranks.ranks_beside_engines"]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout.strip().splitlines()[-1]) == {
-        "1 and 1": True,
-        "2 and 2": False,
-        "1 and 2": False,
-        "apart": False,
-    }
