@@ -15,6 +15,7 @@ OVERLAP = {"mode": "overlap", "max_staleness": 2}
 
 
 def test_ages_of_trained_tokens_are_those_that_samples_give(stack: SharedStack) -> None:
+    """Alone catches ages in the metrics that are not those of the tokens that were trained on."""
     done = stack.run({"schedule": OVERLAP, "train": {"steps": 5, "updates_per_step": 2}})
     for row in done.rows[1:]:
         ages: Counter[int] = Counter()
@@ -38,7 +39,8 @@ def test_ages_of_trained_tokens_are_those_that_samples_give(stack: SharedStack) 
 
 
 def test_steps_in_which_filters_leave_nothing_go_through(stack: SharedStack) -> None:
-    """Every group is left out, and none may be asked in its place: the last steps have not a single response."""
+    """Alone catches a step without a single response that stops the run: no group may be submitted in place of a
+    filtered one."""
     filters = [{"function": "pass_rate", "params": {"low": 0.999, "high": 1.0}}]
     rollout = {"filters": filters, "max_refill_rounds": 0}
     done = stack.run({"schedule": OVERLAP, "rollout": rollout, "train": {"steps": 4, "updates_per_step": 2}})

@@ -52,6 +52,7 @@ def publisher(tmp_path: Path) -> Iterator[WeightPublisher]:
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("method", ["direct", "disk"])
 def test_engine_holds_the_published_weights(pair: Pair, tmp_path: Path, method: Any, temperature: float) -> None:
+    """Alone catches an engine that computes with other weights than those it was sent, or with a cache from before."""
     sampling = Sampling(max_new_tokens=24, temperature=temperature)
     pair.generate(sampling)  # fills the prefix cache under the old weights
     publisher = WeightPublisher(method, tmp_path / "weights")
@@ -64,7 +65,7 @@ def test_engine_holds_the_published_weights(pair: Pair, tmp_path: Path, method: 
 
 
 def test_an_engine_keeps_nothing_of_the_shared_memory(pair: Pair, publisher: WeightPublisher) -> None:
-    """The next version is written over this one before anybody loads it."""
+    """Alone catches weights that still lie in the memory which the next version is written over."""
     pair.sync(publisher, seed=32)
     publisher.publish(pair.version + 1, published_tensors(random_model(33)))
     assert pair.run(pair.engine._llm.collective_rpc("borrowed")) == [[]]
@@ -72,7 +73,7 @@ def test_an_engine_keeps_nothing_of_the_shared_memory(pair: Pair, publisher: Wei
 
 
 def test_adapters_merged_are_a_whole_model(pair: Pair, publisher: WeightPublisher) -> None:
-    """Under the names the model has without them; for engines that take no adapters."""
+    """Alone catches merged weights under names that an engine without adapters does not know."""
     model = random_model(30)
     add_adapters(model, LORA)
     tensors = {name: 0.25 * torch.randn(t.shape) for name, t in adapter_tensors(model)}
@@ -88,11 +89,13 @@ def test_adapters_merged_are_a_whole_model(pair: Pair, publisher: WeightPublishe
 
 
 def test_greedy_logprobs_are_those_of_temperature_one(pair: Pair) -> None:
+    """Alone catches greedy log-probabilities on another scale than the trainer's."""
     sampling = Sampling(max_new_tokens=8, temperature=0.0)
     assert pair.gap(pair.generate(sampling), temperature=1.0) < 1e-4
 
 
 def test_tokens_end_with_the_end_of_sequence_token_or_at_the_limit(pair: Pair) -> None:
+    """Alone catches a response that is cut, or goes on after its end."""
     for made in pair.generate(Sampling(max_new_tokens=32), samples=16):
         assert made.finish_reason == ("stop" if made.token_ids[-1] == 1 else "length")
         assert len(made.token_ids) == 32 or made.finish_reason == "stop"
@@ -100,6 +103,7 @@ def test_tokens_end_with_the_end_of_sequence_token_or_at_the_limit(pair: Pair) -
 
 
 def test_a_stop_string_ends_a_response_and_stays_in_its_tokens(pair: Pair) -> None:
+    """Alone catches a stop string that vLLM takes out of the tokens, or that ends another response."""
     sampling = Sampling(max_new_tokens=64, seeded=True)
     freely = pair.generate(sampling)
     word = int(freely[0].token_ids[4])
@@ -113,6 +117,7 @@ def test_a_stop_string_ends_a_response_and_stays_in_its_tokens(pair: Pair) -> No
 
 
 def test_seeds_are_a_function_of_step_prompt_and_sample(pair: Pair) -> None:
+    """Alone catches a running stream of random numbers behind seeded responses."""
     sampling = Sampling(max_new_tokens=12, seeded=True, run_seed=3)
     first, again = (pair.generate(sampling, step=1, samples=2) for _ in range(2))
     other_step = pair.generate(sampling, step=2, samples=2)
@@ -123,6 +128,7 @@ def test_seeds_are_a_function_of_step_prompt_and_sample(pair: Pair) -> None:
 
 
 def test_a_partial_or_corrupted_update_is_refused(pair: Pair, publisher: WeightPublisher) -> None:
+    """Alone catches a version that an engine takes though a part is missing, doubled, unknown or changed."""
     model, sampling = random_model(5), Sampling(max_new_tokens=8)
     tensors = published_tensors(model)
 
@@ -151,6 +157,7 @@ def test_a_partial_or_corrupted_update_is_refused(pair: Pair, publisher: WeightP
 
 
 def test_the_probe_catches_a_stale_tied_head(pair: Pair, publisher: WeightPublisher) -> None:
+    """Alone catches a probe that does not see vLLM's packed head keep old weights."""
     sampling, tolerance = Sampling(max_new_tokens=8), TOLERANCE_BY_DTYPE["float32"]
 
     def mean_gap() -> float:
@@ -208,6 +215,7 @@ def sender(pair: Pair) -> Iterator[Sender]:
 
 
 def test_engine_holds_the_broadcast_weights_also_in_a_group_made_anew(pair: Pair, sender: Sender) -> None:
+    """Alone catches a weight group that works only once."""
     sampling = Sampling(max_new_tokens=24)
     for seed in (41, 42):
         pair.generate(sampling)  # fills the prefix cache under the old weights
@@ -219,7 +227,8 @@ def test_engine_holds_the_broadcast_weights_also_in_a_group_made_anew(pair: Pair
 
 
 def test_every_token_is_of_one_version_while_weights_are_broadcast(pair: Pair, sender: Sender) -> None:
-    """Twenty updates under running requests; transformers scores every token under the weights of its version."""
+    """Alone catches a token that a broadcast under way gives a mixture of versions: transformers scores each of twenty
+    updates."""
     first, models = pair.version, {pair.version: pair.model}
     for i in range(1, 21):
         models[first + i] = random_model(500 + i)
@@ -253,6 +262,7 @@ def test_every_token_is_of_one_version_while_weights_are_broadcast(pair: Pair, s
 def test_a_partial_or_corrupted_broadcast_is_refused(
     pair: Pair, sender: Sender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Alone catches the same of a broadcast, and a group that cannot go on after a refusal."""
     tensors, sampling = published_tensors(random_model(43)), Sampling(max_new_tokens=8)
 
     def refused(sent: list[tuple[str, torch.Tensor]], why: str) -> None:

@@ -63,6 +63,7 @@ def _ray() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_ray")
 def test_with_the_shortest_time_out_the_frozen_rank_is_named_and_not_the_one_that_waits_for_it() -> None:
+    """Alone catches heartbeats too rare for a short time-out: the rank that waits is named."""
     watch = Watch(stall_seconds=5.0)
     (waiting, frozen), (_, pid) = started(2, watch)
     os.kill(pid, signal.SIGSTOP)
@@ -76,6 +77,7 @@ def test_with_the_shortest_time_out_the_frozen_rank_is_named_and_not_the_one_tha
 
 @pytest.mark.usefixtures("_ray")
 def test_a_rank_is_frozen_and_the_collective_of_another_gives_up_before_the_watchdog() -> None:
+    """Alone catches a rank that is blamed for the silence of another one."""
     watch = Watch(stall_seconds=3600.0)
     (waiting, frozen), (_, pid) = started(2, watch)
     os.kill(pid, signal.SIGSTOP)
@@ -89,6 +91,7 @@ def test_a_rank_is_frozen_and_the_collective_of_another_gives_up_before_the_watc
 
 @pytest.mark.usefixtures("_ray")
 def test_a_dead_rank_that_was_found_before_the_complaint_of_another_is_the_one_that_was_lost() -> None:
+    """Alone catches a death that is forgotten when another rank complains."""
     watch = Watch(stall_seconds=3600.0)
     (complaining, dead), (_, pid) = started(2, watch)
     os.kill(pid, signal.SIGKILL)
@@ -103,6 +106,7 @@ def test_a_dead_rank_that_was_found_before_the_complaint_of_another_is_the_one_t
 
 @pytest.mark.usefixtures("_ray")
 def test_an_error_of_a_rank_is_its_own_when_the_others_answer() -> None:
+    """Alone catches an error of the code that is taken for a loss."""
     watch = Watch(stall_seconds=3600.0)
     (first, other), _ = started(2, watch)
     with pytest.raises(RuntimeError, match="shapes differ"):
@@ -112,7 +116,7 @@ def test_an_error_of_a_rank_is_its_own_when_the_others_answer() -> None:
 
 
 def test_an_actor_that_ray_ends_because_memory_ran_out_is_lost() -> None:
-    """Ray with a threshold that is passed before anything is started, in a process of its own."""
+    """Alone catches Ray's error for it, which is no death by its class. Memory is short before anything is started."""
     code = """
 import ray, pytest
 from orchestration.cluster.watchdog import TrainerLost, Watch

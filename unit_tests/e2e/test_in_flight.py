@@ -104,6 +104,7 @@ def check_ends(made: Made, limit: int) -> None:
 
 @pytest.mark.parametrize("in_flight", ["recompute", "abort"])
 def test_every_token_is_of_its_version(versions: Versions, in_flight: InFlight) -> None:
+    """Alone catches a token that is told under another version than that of the weights that made it."""
     first = versions.pair.version
     long, short, reports = versions.pair.run(through_three_loads(versions, in_flight))
     check_ends(long, LONG.max_new_tokens)
@@ -130,7 +131,7 @@ def test_every_token_is_of_its_version(versions: Versions, in_flight: InFlight) 
 
 
 def test_a_response_begins_under_the_version_it_was_admitted_for(versions: Versions) -> None:
-    """Also when it is asked before that version's weights: actors' calls may overtake one another."""
+    """Alone catches a request that overtakes the weights it is to wait for, as calls of an actor may."""
     pair = versions.pair
     coming = pair.version + 1
 
@@ -150,7 +151,7 @@ def test_a_response_begins_under_the_version_it_was_admitted_for(versions: Versi
 
 
 def test_who_was_admitted_for_an_older_version_is_served_first(versions: Versions) -> None:
-    """The trainer waits for them first, also when newer ones were asked before and there are more than run at once."""
+    """Alone catches responses that the trainer waits for behind newer ones, when there are more than run at once."""
     pair = versions.pair
     more_than_run_at_once = pair.engine.arguments["max_num_seqs"] + 16
     ended: list[str] = []
@@ -177,7 +178,7 @@ def test_who_was_admitted_for_an_older_version_is_served_first(versions: Version
 
 @pytest.mark.parametrize("in_flight", ["recompute", "keep_cache", "drain", "abort"])
 def test_the_proof_is_of_the_new_weights(versions: Versions, in_flight: InFlight) -> None:
-    """Tokens that are given with the weights are scored under them, with responses under way and the same prompt in the cache."""
+    """Alone catches scores of given tokens from old weights or an old cache, with responses under way."""
     pair, given = versions.pair, np.arange(7, 19, dtype=np.int32)
 
     async def do() -> tuple[list[Generation], LoadReport]:
@@ -193,6 +194,7 @@ def test_the_proof_is_of_the_new_weights(versions: Versions, in_flight: InFlight
 
 
 def test_drained_responses_have_one_version(versions: Versions) -> None:
+    """Alone catches a response that begins while the engine drains."""
     first = versions.pair.version
     long, short, reports = versions.pair.run(through_three_loads(versions, "drain"))
     check_ends(long, LONG.max_new_tokens)
@@ -207,6 +209,7 @@ def test_drained_responses_have_one_version(versions: Versions) -> None:
 
 
 def test_kept_keys_and_values_stay_with_the_requests_they_are_of(versions: Versions) -> None:
+    """Alone catches old keys and values that a new request finds in the cache."""
     long, short, reports = versions.pair.run(through_three_loads(versions, "keep_cache"))
     check_ends(long, LONG.max_new_tokens)
     check_ends(short, SHORT.max_new_tokens)
@@ -225,7 +228,7 @@ def test_kept_keys_and_values_stay_with_the_requests_they_are_of(versions: Versi
 
 @pytest.mark.parametrize("in_flight", ["recompute", "keep_cache", "abort"])
 def test_what_waited_in_a_paused_engine_meets_nothing_old(versions: Versions, in_flight: InFlight) -> None:
-    """The pause outlives the load; requests that had not begun then are wholly of the new weights."""
+    """Alone catches requests that a pause kept from beginning and that begin under old weights after it."""
 
     async def load_while_paused() -> tuple[list[Generation], float]:
         pair = versions.pair
@@ -252,6 +255,7 @@ def test_what_waited_in_a_paused_engine_meets_nothing_old(versions: Versions, in
 
 
 def test_a_drained_engine_begins_nothing_until_weights_have_come(versions: Versions) -> None:
+    """Alone catches a drained engine that goes on before its weights, or counts its wait as work."""
     pair, first = versions.pair, versions.pair.version
 
     async def drained() -> tuple[list[Generation], list[Generation], LoadReport]:
@@ -281,6 +285,7 @@ def test_a_drained_engine_begins_nothing_until_weights_have_come(versions: Versi
 
 
 def test_a_paused_engine_cannot_drain(versions: Versions) -> None:
+    """Alone catches a pause that waits for itself for ever."""
     pair = versions.pair
     update = versions.publisher.publish(pair.version + 1, published_tensors(pair.model))
     pair.run(pair.engine.pause())
@@ -291,7 +296,7 @@ def test_a_paused_engine_cannot_drain(versions: Versions) -> None:
 
 
 def test_a_stop_string_across_a_cut_ends_the_response(versions: Versions) -> None:
-    """Stop strings of two words: one begins with the last token before the cut often enough."""
+    """Alone catches a stop string that is missed where a response was cut and continued."""
     pair, stop = versions.pair, tuple(f"{digit} w0" for digit in range(3))
     sampling = Sampling(max_new_tokens=64, stop=stop)
 
@@ -314,6 +319,8 @@ def test_a_stop_string_across_a_cut_ends_the_response(versions: Versions) -> Non
 
 
 def test_aborted_by_the_caller_a_response_does_not_go_on(versions: Versions) -> None:
+    """Alone catches a response that is taken up again though the caller ended it."""
+
     async def abort_then_load() -> list[Generation]:
         pair = versions.pair
         tasks = begun(pair, PROMPT, LONG, 8)
@@ -331,6 +338,8 @@ def test_aborted_by_the_caller_a_response_does_not_go_on(versions: Versions) -> 
 
 
 def test_a_cancelled_request_leaves_the_engine(versions: Versions) -> None:
+    """Alone catches tokens that are still made for a request that nobody waits for."""
+
     async def cancel() -> tuple[int, int]:
         pair = versions.pair
         tasks = begun(pair, PROMPT, LONG, 8)

@@ -24,7 +24,8 @@ def mean_reward(path: Path, step: int) -> float:
 
 
 def test_reward_and_heldout_accuracy_rise(stack: SharedStack) -> None:
-    """Half a million parameters learn to sort, on two ranks under ZeRO-2, in several micro-batches."""
+    """Alone catches a whole loop that does not learn: half a million parameters are to sort, on two ranks under
+    ZeRO-2."""
     done = stack.run(
         {
             "rollout": {"prompts_per_step": 32, "responses_per_prompt": 16},
@@ -49,7 +50,8 @@ def test_reward_and_heldout_accuracy_rise(stack: SharedStack) -> None:
 
 
 def test_a_job_does_not_feel_the_one_before(stack: SharedStack) -> None:
-    """The same job twice on the same actors, with another between them: the same weights, samples and gradient."""
+    """Alone catches state of a job that is left in actors: the same job twice, with another between, must be the
+    same."""
     job = {"train": {"steps": 1}}
     first = stack.run(job)
     stack.run({"algorithm": {"name": "ppo"}, "train": {"steps": 1, "learning_rate": 0.01}})
@@ -74,7 +76,8 @@ NAN_IN_STEP_2 = """\
 
 
 def test_a_reward_that_is_nan_once_costs_one_step(stack: SharedStack, user_folder: Path) -> None:
-    """No rank takes the step, it is kept for replay, and the run goes on to its end."""
+    """Alone catches a rank that takes a step which another skipped, and a step that is not kept for the step
+    debugger."""
     reward = reward_of(user_folder, "nan_once", NAN_IN_STEP_2)
     done = stack.run({"reward": reward, "train": {"updates_per_step": 1}})
     assert [row["step"] for row in done.rows] == [0, 1, 2, 3]
@@ -88,7 +91,7 @@ def test_a_reward_that_is_nan_once_costs_one_step(stack: SharedStack, user_folde
 
 
 def test_a_reward_that_is_always_nan_stops_the_run(stack: SharedStack, user_folder: Path) -> None:
-    """After train.max_skipped_in_a_row updates, with the model as it was before the first of them."""
+    """Alone catches a run that goes on for ever, or a checkpoint of spoilt weights."""
     reward = reward_of(user_folder, "nan_always", '    return float("nan")\n')
     done = stack.run({"reward": reward, "train": {"steps": 10, "max_skipped_in_a_row": 4}}, raises=NonFiniteError)
     (checkpoint,) = checkpoints(done.path)
@@ -104,7 +107,7 @@ def test_a_reward_that_is_always_nan_stops_the_run(stack: SharedStack, user_fold
 
 
 def test_rewards_that_fail_stop_the_run(stack: SharedStack, user_folder: Path) -> None:
-    """With the first error, not with zeros; the samples that the reward choked on are kept."""
+    """Alone catches failures that become zeros, and samples that are lost with the run."""
     reward = reward_of(user_folder, "broken", '    raise RuntimeError("the judge is out")\n')
     done = stack.run({"reward": reward}, raises=RewardFailures)
     assert "the judge is out" in str(done.error)
@@ -113,6 +116,7 @@ def test_rewards_that_fail_stop_the_run(stack: SharedStack, user_folder: Path) -
 
 
 def test_a_disk_that_takes_no_samples_hides_no_error(stack: SharedStack, user_folder: Path) -> None:
+    """Alone catches an error of the disk that stands in for the first one."""
     reward = reward_of(user_folder, "broken_too", '    raise RuntimeError("the judge is out")\n')
     with stack.job({"reward": reward}) as job:
         samples_path(job.run.path, 1).mkdir()  # nothing can be written under that name
@@ -126,7 +130,7 @@ def test_a_disk_that_takes_no_samples_hides_no_error(stack: SharedStack, user_fo
 
 
 def test_groups_without_signal_are_asked_for_anew(stack: SharedStack) -> None:
-    """Dynamic sampling: further prompts until the batch is full, or the cap."""
+    """Alone catches a batch that dynamic sampling does not fill, or fills beyond its cap."""
     filters = [{"function": "zero_variance", "refill": True}]
     done = stack.run(
         {
@@ -150,7 +154,7 @@ def test_groups_without_signal_are_asked_for_anew(stack: SharedStack) -> None:
 
 
 def test_a_users_own_files_run(stack: SharedStack, user_folder: Path) -> None:
-    """The files that docs/guide/ADD_A_METHOD.md shows: method, advantage, correction, filter, reward, configuration."""
+    """Alone catches files of docs/guide/ADD_A_METHOD.md that do not work in a real job."""
     files = code_blocks(PAGE)
     (user_folder / "my_lab").mkdir()
     for name in files:

@@ -89,13 +89,14 @@ def publisher(tmp_path: Path) -> Iterator[WeightPublisher]:
 
 
 def test_before_the_first_sync_the_engine_is_the_base(pair: AdapterPair) -> None:
-    """The model's fresh adapters begin at zero too."""
+    """Alone catches an engine that begins with another adapter than zeros."""
     assert pair.version == 0
     assert pair.mean_gap() < 1e-5
 
 
 @pytest.mark.parametrize("method", ["direct", "disk"])
 def test_the_engine_computes_with_the_published_adapter(pair: AdapterPair, tmp_path: Path, method: Any) -> None:
+    """Alone catches an adapter that vLLM takes and does not apply, or scales otherwise."""
     pair.generate(SAMPLING)  # fills the prefix cache under the old adapter
     publisher = WeightPublisher(method, tmp_path / "weights")
     for seed in (1, 2):
@@ -108,7 +109,7 @@ def test_the_engine_computes_with_the_published_adapter(pair: AdapterPair, tmp_p
 
 
 def test_an_update_in_flight_leaves_both_versions_in_a_response(pair: AdapterPair, publisher: WeightPublisher) -> None:
-    """Running responses go on under the new adapter, with keys and values recomputed under it."""
+    """Alone catches running responses that keep the old adapter's keys and values."""
     pair.sync(publisher, seed=3)
     old, old_version, prompt = copy.deepcopy(pair.model), pair.version, PROMPTS[2]
     update = publisher.publish(old_version + 1, pair.change(seed=4), announced(pair.model, LORA))
@@ -134,6 +135,7 @@ def test_an_update_in_flight_leaves_both_versions_in_a_response(pair: AdapterPai
 
 
 def test_the_probe_catches_an_adapter_that_is_not_applied(pair: AdapterPair, publisher: WeightPublisher) -> None:
+    """Alone catches a probe that takes the base for the policy."""
     pair.forget(True)
     pair.sync(publisher, seed=5)
     with pytest.raises(ProbeFailed, match="mean gap"):
@@ -147,6 +149,7 @@ def test_the_probe_catches_an_adapter_that_is_not_applied(pair: AdapterPair, pub
 
 
 def test_what_is_not_the_whole_adapter_is_refused(pair: AdapterPair, publisher: WeightPublisher) -> None:
+    """Alone catches an adapter that is taken though a part is missing, doubled, unknown or of another rank."""
     tensors, told = pair.change(seed=8), announced(pair.model, LORA)
     renamed = [(name.replace("q_proj", "w_proj"), t) for name, t in tensors]
 

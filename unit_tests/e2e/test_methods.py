@@ -112,6 +112,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {  # what is laid 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_around_a_method(stack: SharedStack, name: str) -> None:
+    """Alone catches a part of the objective, a critic or a ZeRO stage that works in one process only."""
     block, promised = VARIANTS[name]
     done = stack.run(block)
     check(done, *promised)
@@ -121,7 +122,7 @@ def test_around_a_method(stack: SharedStack, name: str) -> None:
 
 
 def test_kl_in_the_reward(stack: SharedStack) -> None:
-    """Responses that were paid alike get different advantages once the policy has left the reference."""
+    """Alone catches a penalty that does not reach the advantages once the policy has left the reference."""
     kl = {"coef": 1.0, "estimator": "k1", "placement": "reward"}
     done = stack.run({"algorithm": {"name": "rloo"}, "objective": {"kl": kl}})
     check(done)

@@ -14,6 +14,7 @@ TOKENS = 3
 
 
 def test_a_truncated_distribution_does_not_fail_the_probe(stack: SharedStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone catches a probe that samples as the job does, and fails where that cuts the distribution."""
     block = {"rollout": {"top_p": 0.3, "top_k": 2}, "sync": {"probe_tokens": TOKENS, "probe_prompts": 6}}
     with stack.job(block) as job:
         job.probe()

@@ -52,13 +52,14 @@ def check_bounded(done: Done, staleness: int = 1) -> None:
 
 @pytest.mark.parametrize("in_flight", ["recompute", "drain", variant("keep_cache"), variant("abort")])
 def test_overlap_trains_on_tokens_of_bounded_age(stack: SharedStack, in_flight: str) -> None:
+    """Alone catches overlap that trains on tokens older than allowed, or that does not overlap at all."""
     done = stack.run({"schedule": {**OVERLAP, "in_flight": in_flight}, "train": TRAIN})
     check_bounded(done)
     assert done.rows[2]["schedule/staleness/1"] > 0, "the second batch was asked while the first was trained on"
 
 
 def test_partial_rollouts_on_shared_devices(stack: SharedStack) -> None:
-    """Engines stand still while the trainer works; what was asked ahead goes on afterwards."""
+    """Alone catches what was requested ahead and is lost while engines stand still for the trainer."""
     schedule = {**OVERLAP, "pause_while_training": True, "over_issue": 0.5, "in_flight": "abort"}
     done = stack.run({"schedule": schedule, "train": TRAIN})
     check_bounded(done)
@@ -67,6 +68,7 @@ def test_partial_rollouts_on_shared_devices(stack: SharedStack) -> None:
 
 
 def test_groups_are_reused_as_often_as_the_configuration_says(stack: SharedStack) -> None:
+    """Alone catches groups that the replay buffer gives too often, or without generating fewer."""
     done = stack.run({"schedule": {"replay_buffer_versions": 1, "replay_buffer_share": 0.25}, "train": TRAIN})
     assert [len(groups_of(done, step)) for step in range(1, 5)] == [6] * 4, "a quarter of eight is not generated"
     assert all(row["schedule/replayed_share"] == 0.25 for row in done.rows[2:])
@@ -75,7 +77,7 @@ def test_groups_are_reused_as_often_as_the_configuration_says(stack: SharedStack
 
 @pytest.mark.parametrize("schedule", [{}, OVERLAP], ids=["sync", "overlap"])
 def test_a_stopped_job_goes_on(stack: SharedStack, schedule: dict[str, Any]) -> None:
-    """In sync mode with the very numbers of the job that was not stopped; in overlap with the prompts that were under way."""
+    """Alone catches a resumption with other numbers (sync), or that loses prompts which were under way (overlap)."""
     job = {"schedule": schedule, "train": TRAIN, "checkpoint": {"every": 1}, "eval": {"every": 2}}
     half = stack.run(job, stop_after=2)
     older, newest = checkpoints(half.path)
@@ -98,7 +100,7 @@ def test_a_stopped_job_goes_on(stack: SharedStack, schedule: dict[str, Any]) -> 
 
 
 def test_a_version_that_did_not_arrive_is_noticed_while_training_goes_on(stack: SharedStack) -> None:
-    """Engines are given the weights of before the step under the name of the new ones."""
+    """Alone catches old weights under a new version's name, beside training."""
     with stack.job({"schedule": OVERLAP, "train": {**TRAIN, "learning_rate": 0.01}}) as job:
         assert job.driver.syncs_in_flight
         batch = job.generate()
@@ -117,8 +119,7 @@ def test_a_version_that_did_not_arrive_is_noticed_while_training_goes_on(stack: 
 def test_when_engines_are_lost_for_good_a_whole_step_is_kept(
     stack: SharedStack, loss: type[Exception], while_training: bool
 ) -> None:
-    """Or cannot be brought to new weights. It is noticed in the third step; the checkpoint is of a step that was done, and no
-    prompt is lost with it."""
+    """Alone catches a batch or a prompt that is lost with the engines, or a checkpoint in the middle of a step."""
     block = {"schedule": OVERLAP, "train": TRAIN}
     with stack.job(block) as job:
         go_round = job.driver.go_round
@@ -147,7 +148,7 @@ def test_when_engines_are_lost_for_good_a_whole_step_is_kept(
 
 
 def test_an_engine_that_is_started_again_proves_what_it_was_given(stack: SharedStack) -> None:
-    """Of the version that engines took beside training; here the engine that holds it already takes it once more."""
+    """Alone catches weights that an engine takes beside training and that nobody compares."""
     pool = stack.actors.pool
     (engine,) = pool.engines
     with stack.job({"schedule": OVERLAP, "train": TRAIN}) as job:
@@ -173,7 +174,7 @@ def test_an_engine_that_is_started_again_proves_what_it_was_given(stack: SharedS
 
 
 def test_a_refusal_that_is_met_while_a_checkpoint_is_written_ends_the_run_after_it(stack: SharedStack) -> None:
-    """Nothing further is asked or waited for: engines that refused make nothing any more."""
+    """Alone catches a wait for engines that refused, and make nothing any more."""
     with stack.job({"schedule": OVERLAP, "train": TRAIN, "checkpoint": {"every": 1}}) as job:
         go_round, save = job.driver.go_round, job.trainers.save
         is_saving: list[bool] = []
@@ -201,7 +202,7 @@ def test_a_refusal_that_is_met_while_a_checkpoint_is_written_ends_the_run_after_
 def test_an_evaluation_in_which_engines_were_lost_for_good_is_made_up_for(
     stack: SharedStack, schedule: dict[str, Any], step: int
 ) -> None:
-    """By the run that goes on: the step has its line, the summary its accuracy, and a second resumption finds them."""
+    """Alone catches a step without its line, or an accuracy that is missing after a resumption."""
     block = {"schedule": schedule, "train": TRAIN, "eval": {"every": 2}}
     with stack.job(block) as job:
         evaluate = job.evaluate

@@ -44,6 +44,7 @@ async def slept(pair: Pair) -> tuple[list[Generation], Generation, int]:
 
 
 def test_a_sleeping_engine_keeps_what_it_was_asked(plain_pair: Pair) -> None:
+    """Alone catches responses that a sleep cuts, spoils or does not stop."""
     long, asked, made_in_sleep = plain_pair.run(slept(plain_pair))
     assert made_in_sleep == 0
     assert len(asked.token_ids) == 4 or asked.finish_reason == "stop"
@@ -54,7 +55,7 @@ def test_a_sleeping_engine_keeps_what_it_was_asked(plain_pair: Pair) -> None:
 
 
 def test_vllm_frozen_in_its_sleep_is_noticed_when_it_is_to_wake(stack: SharedStack) -> None:
-    """It stood still on purpose until then."""
+    """Alone catches a loss that looks like the pause it began in."""
     rollouts = stack.actors.pool
     rollouts.restarts_left = 1
     rollouts.tally()
@@ -74,7 +75,7 @@ def test_vllm_frozen_in_its_sleep_is_noticed_when_it_is_to_wake(stack: SharedSta
 def test_an_engine_lost_for_good_as_it_goes_to_sleep_takes_no_batch_with_it(
     stack: SharedStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The batch was taken before: the trainer trains on it, and the checkpoint is of the step."""
+    """Alone catches a batch that was taken before and is not trained on, or a checkpoint without it."""
     block = {
         "schedule": {"mode": "overlap", "pause_while_training": True}, "train": {"steps": 4, "updates_per_step": 1},
     }  # fmt: skip

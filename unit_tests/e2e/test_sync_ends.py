@@ -35,6 +35,7 @@ def test_a_run_that_its_sync_method_ended_goes_on_by_another(
     stack: SharedStack, monkeypatch: pytest.MonkeyPatch, method: str, instead: str, step: int, spoils: str,
     change: Callable[[dict[str, Any]], None],
 ) -> None:  # fmt: skip
+    """Alone catches a way out of a failed sync that the error names and that does not work."""
     block = {"schedule": OVERLAP, "train": TRAIN, "sync": {"method": method}}
     monkeypatch.setattr(weight_sync, "JOIN_SECONDS", 2.0)
     with stack.job(block) as job:

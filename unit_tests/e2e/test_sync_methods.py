@@ -20,6 +20,7 @@ pytestmark = pytest.mark.e2e
 
 @pytest.mark.parametrize("method", ["nccl", "disk"])
 def test_a_job_learns_by_any_method(stack: SharedStack, method: str) -> None:
+    """Alone catches a method of syncing that a whole job does not get through."""
     done = stack.run({"sync": {"method": method, "bucket_mib": 0.01}})
     rows = done.rows[1:]
     assert len(rows) == STEPS
@@ -91,6 +92,7 @@ def short_joining(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("short_joining")
 def test_a_group_that_cannot_be_joined_is_followed_by_shared_memory(stack: SharedStack) -> None:
+    """Alone catches a failed nccl that ends a run in sync mode."""
     weights, config, warnings = made_sync(stack, "nccl", "sync", SpoiltWatch(unreachable, weight_sync.JOINING))
     tally = weights.push(5).means()
     assert tally["sync/fallbacks"] == 1
@@ -103,6 +105,7 @@ def test_a_group_that_cannot_be_joined_is_followed_by_shared_memory(stack: Share
 
 
 def test_shared_memory_that_cannot_be_read_is_followed_by_a_file(stack: SharedStack) -> None:
+    """Alone catches a failed direct that ends a run in sync mode."""
     weights, config, warnings = made_sync(stack, "direct", "sync", SpoiltWatch(unreadable, PUBLISHING))
     assert weights.push(7).means()["sync/fallbacks"] == 1
     assert weights.method == "disk"
@@ -112,6 +115,7 @@ def test_shared_memory_that_cannot_be_read_is_followed_by_a_file(stack: SharedSt
 
 @pytest.mark.usefixtures("short_joining")
 def test_overlap_fails_fast_and_names_the_way_out(stack: SharedStack) -> None:
+    """Alone catches a fall-back that overlap has no time for, or an error without advice."""
     weights, _, warnings = made_sync(stack, "nccl", "overlap", SpoiltWatch(unreachable, weight_sync.JOINING))
     with pytest.raises(
         SyncError,
@@ -122,6 +126,8 @@ def test_overlap_fails_fast_and_names_the_way_out(stack: SharedStack) -> None:
 
 
 def test_when_no_method_is_left_the_run_ends(stack: SharedStack) -> None:
+    """Alone catches a last method that is tried for ever, or that leaves a group behind in which nobody can sync."""
+
     def gone(notice: dict[str, Any]) -> None:
         Path(notice["path"]).unlink()
 
@@ -134,7 +140,7 @@ def test_when_no_method_is_left_the_run_ends(stack: SharedStack) -> None:
 
 @pytest.mark.parametrize("mode", ["sync", "overlap"])
 def test_a_fault_of_the_code_is_no_failure_of_the_method(stack: SharedStack, mode: str) -> None:
-    """Here an engine that is paused, and is told to finish what it cannot. It ends the run as what it is."""
+    """Alone catches our own error that becomes a fall-back. Here a paused engine is told to finish its responses."""
     weights, _, warnings = made_sync(stack, "direct", mode)
     rollouts = stack.actors.pool
     rollouts.in_flight = "drain"
@@ -152,6 +158,7 @@ def test_a_fault_of_the_code_is_no_failure_of_the_method(stack: SharedStack, mod
 def test_weights_that_the_system_does_not_let_be_written_are_a_failure_of_the_method(
     stack: SharedStack, tmp_path: Path
 ) -> None:
+    """Alone catches a full disk that is told as an error of the code."""
     assert stack.actors.trainers is not None
     folder = stack.actors.trainers.sync_folder
     assert folder is not None
@@ -167,7 +174,7 @@ def test_weights_that_the_system_does_not_let_be_written_are_a_failure_of_the_me
 
 @pytest.mark.parametrize("method", ["nccl", "direct"])
 def test_a_new_engine_gets_the_current_weights_as_long_as_the_trainer_has_them(stack: SharedStack, method: str) -> None:
-    """Here the engine that holds them already is taken for a new one."""
+    """Alone catches a new engine with weights of another version: here the engine that holds them is taken for one."""
     pool, trainers = stack.actors.pool, stack.actors.trainers
     assert trainers is not None
     (engine,) = pool.engines
