@@ -73,7 +73,7 @@ browser:
 # ---- checking ----
 
 # Two tests at a time, one a core; tests that share Ray, engines or trainer ranks are one after the other (conftest.py).
-PYTEST = $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest -n 2
 
 .PHONY: test
 test: install-dev model browser ## set up, then the whole test suite, the end-to-end tests included (16 minutes on 2 cores)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -33,30 +35,45 @@ settings.register_profile(
 settings.register_profile("desk", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ci" if os.environ.get("CI") else "desk")
 
+ROOT = Path(__file__).resolve().parents[1]
 PROCESS_TIMEOUT_SECONDS = 900.0  # for a test that starts real processes, on a machine much slower and busier than ours
-# Tests that share what takes long to start are done by one process of `pytest -n 2 --dist loadgroup`: by fixture, the first
-# one that a test asks for. Other tests go by their file, whose fixtures they share.
-SHARED = ("stack", "rank_groups", "plain_pair")
+# Files with one of these words share what takes long to start: Ray with its engine and ranks, trainer ranks, an engine alone.
+SHARED = ("SharedStack", "rank_groups", "plain_pair")
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        fixtures = getattr(item, "fixturenames", ())
-        if "rank_groups" in fixtures:
+        if "rank_groups" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.ranks)
         if item.get_closest_marker("e2e") or item.get_closest_marker("ranks"):
             item.add_marker(pytest.mark.timeout(PROCESS_TIMEOUT_SECONDS))
-        group = next((name for name in SHARED if name in fixtures), item.nodeid.split("::")[0])
-        item.add_marker(pytest.mark.xdist_group(group))
     items.sort(key=_start_order)
 
 
 def _start_order(item: pytest.Item) -> int:
-    """Return the place in the order: long groups begin first, so that no core waits for the other in the end."""
-    if "stack" in getattr(item, "fixturenames", ()):
-        return 0
-    return 1 if item.get_closest_marker("e2e") else 2 if item.get_closest_marker("ranks") else 3
+    """Return the place in the order: what takes long begins first, so that no core waits for the other in the end."""
+    group = group_of(item.nodeid.split("::")[0])
+    return 0 if group == "SharedStack" else 1 if "/e2e/" in item.nodeid else 2 if group in SHARED else 3
+
+
+@functools.cache
+def group_of(file: str) -> str:
+    """Return the name of the tests that one process has to do one after the other: the file's own, or that of what it shares."""
+    text = (ROOT / file).read_text(encoding="utf-8")
+    return next((word for word in SHARED if word in text), file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `-n 2` each process takes a group at a time, the longest first."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class GroupScheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid.split("::")[0])
+
+    config.option.loadscopereorder = False  # the order is ours
+    return GroupScheduling(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,7 @@ from unit_tests.waiting import PATIENCE_SECONDS
 pytestmark = pytest.mark.e2e
 
 TOLERANCE_NATS = 1e-3
+SLEEP_SECONDS = 0.5
 END = 1  # the end-of-sequence token
 LOADS = 3  # while the long responses are under way
 LONG = Sampling(max_new_tokens=400)
@@ -355,3 +356,30 @@ def test_a_cancelled_request_leaves_the_engine(versions: Versions) -> None:
 
     before, after = versions.pair.run(cancel())
     assert before == after
+
+
+async def slept(pair: Pair) -> tuple[list[Generation], Generation, int]:
+    """Long responses with a sleep in their midst, one that was asked during it, and the tokens made during it."""
+    engine = pair.engine
+    under_way = await pair.begin(PROMPTS[2], Sampling(max_new_tokens=300), 8)
+    await engine.sleep()
+    assert not all(task.done() for task in under_way), "nothing was under way"
+    before, paused = engine.tokens_generated(), engine.paused_seconds()
+    asked = asyncio.create_task(engine.generate(PROMPTS[2], Sampling(max_new_tokens=4), 0, "asked", 0))
+    await asyncio.sleep(SLEEP_SECONDS)
+    assert not asked.done()
+    made = engine.tokens_generated() - before
+    assert engine.paused_seconds() - paused >= SLEEP_SECONDS
+    await engine.wake()
+    return [await task for task in under_way], await asked, made
+
+
+def test_a_sleeping_engine_keeps_what_it_was_asked(plain_pair: Pair) -> None:
+    """Alone catches responses that a sleep cuts, spoils or does not stop."""
+    long, asked, made_in_sleep = plain_pair.run(slept(plain_pair))
+    assert made_in_sleep == 0
+    assert len(asked.token_ids) == 4 or asked.finish_reason == "stop"
+    for one in [*long, asked]:
+        assert one.finish_reason in ("stop", "length")
+        gap = reference_logprobs(plain_pair.model, PROMPTS[2], one, 1.0) - one.logprobs
+        assert np.abs(gap).max() < TOLERANCE_NATS

@@ -1,57 +1,23 @@
-"""A real engine that sleeps: nothing is generated, what was under way goes on after it wakes, as if nothing had been. One that
-is lost on the way to sleep, or asleep, is noticed all the same."""
+"""A real engine that is lost on the way to sleep, or asleep, is noticed all the same (what sleep does to responses:
+test_in_flight)."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import threading
 
-import numpy as np
 import pytest
 
 from orchestration.cluster.watchdog import EnginesLost
 from orchestration.rl.loop import drive
 from orchestration.run.directory import checkpoints, read_marker
-from rollouts.vllm.response import Generation
-from rollouts.vllm.sampling import Sampling
-from unit_tests.e2e.engine_pair import PROMPTS, Pair, reference_logprobs
 from unit_tests.e2e.shared_stack import SharedStack
 from unit_tests.e2e.test_failures import STALL_SECONDS, core_of, pid_of, quick_to_judge
 from unit_tests.e2e.test_schedule import prompts_of, prompts_of_run
 from unit_tests.waiting import is_alive, wait_for
 
 pytestmark = pytest.mark.e2e
-TOLERANCE_NATS = 1e-3
-SLEEP_SECONDS = 0.5
-
-
-async def slept(pair: Pair) -> tuple[list[Generation], Generation, int]:
-    """Long responses with a sleep in their midst, one that was asked during it, and the tokens made during it."""
-    engine = pair.engine
-    under_way = await pair.begin(PROMPTS[2], Sampling(max_new_tokens=300), 8)
-    await engine.sleep()
-    assert not all(task.done() for task in under_way), "nothing was under way"
-    before, paused = engine.tokens_generated(), engine.paused_seconds()
-    asked = asyncio.create_task(engine.generate(PROMPTS[2], Sampling(max_new_tokens=4), 0, "asked", 0))
-    await asyncio.sleep(SLEEP_SECONDS)
-    assert not asked.done()
-    made = engine.tokens_generated() - before
-    assert engine.paused_seconds() - paused >= SLEEP_SECONDS
-    await engine.wake()
-    return [await task for task in under_way], await asked, made
-
-
-def test_a_sleeping_engine_keeps_what_it_was_asked(plain_pair: Pair) -> None:
-    """Alone catches responses that a sleep cuts, spoils or does not stop."""
-    long, asked, made_in_sleep = plain_pair.run(slept(plain_pair))
-    assert made_in_sleep == 0
-    assert len(asked.token_ids) == 4 or asked.finish_reason == "stop"
-    for one in [*long, asked]:
-        assert one.finish_reason in ("stop", "length")
-        gap = reference_logprobs(plain_pair.model, PROMPTS[2], one, 1.0) - one.logprobs
-        assert np.abs(gap).max() < TOLERANCE_NATS
 
 
 def test_vllm_frozen_in_its_sleep_is_noticed_when_it_is_to_wake(stack: SharedStack) -> None:
