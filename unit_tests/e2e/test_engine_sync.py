@@ -163,7 +163,7 @@ def test_the_probe_catches_a_stale_tied_head(pair: Pair, publisher: WeightPublis
     def mean_gap() -> float:
         made = pair.generate(sampling)
         ours = [reference_logprobs(pair.model, p, m, 1.0) for p, m in zip(PROMPTS, made, strict=True)]
-        return compare([m.logprobs for m in made], ours, tolerance).mean_gap
+        return compare([m.logprobs for m in made], ours, tolerance).sums["sync/probe_gap_mean"]
 
     def forget(forgets: bool) -> None:
         pair.run(pair.engine._llm.collective_rpc("forget", args=(forgets,)))

@@ -70,7 +70,7 @@ class AdapterPair(Pair):
         """Raises ProbeFailed: the engine does not compute with the model's adapter."""
         made = made or self.generate(SAMPLING)
         ours = [reference_logprobs(self.model, p, m, 1.0) for p, m in zip(PROMPTS, made, strict=True)]
-        return compare([m.logprobs for m in made], ours, TOLERANCE_BY_DTYPE["float32"]).mean_gap
+        return compare([m.logprobs for m in made], ours, TOLERANCE_BY_DTYPE["float32"]).sums["sync/probe_gap_mean"]
 
 
 @pytest.fixture(scope="module")
@@ -197,6 +197,8 @@ def test_the_engine_computes_as_two_trainer_ranks_under_zero_3(
     made = pair.generate(SAMPLING)
     by_base = [reference_logprobs(random_model(0), p, m, 1.0) for p, m in zip(PROMPTS, made, strict=True)]
     by_peft = [reference_logprobs(saved, p, m, 1.0) for p, m in zip(PROMPTS, made, strict=True)]
-    assert compare([m.logprobs for m in made], by_peft, TOLERANCE_BY_DTYPE["float32"]).mean_gap < 1e-5
+    assert (
+        compare([m.logprobs for m in made], by_peft, TOLERANCE_BY_DTYPE["float32"]).sums["sync/probe_gap_mean"] < 1e-5
+    )
     with pytest.raises(ProbeFailed):
         compare([m.logprobs for m in made], by_base, TOLERANCE_BY_DTYPE["float32"])
