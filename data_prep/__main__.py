@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import difflib
 import importlib
 import os
 import pkgutil
@@ -15,6 +14,7 @@ from typing import Any
 
 import data_prep
 from data_prep import recipes
+from plugins.nearest import hint
 
 COMMAND = "python -m data_prep"
 # Where a result goes and how it is replaced is no part of what it is.
@@ -45,9 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     name, own = arguments[0], arguments[1:]
     try:
         if name not in names():
-            near = difflib.get_close_matches(name, names(), n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise ValueError(f"there is no recipe '{name}'; {hint}there are: {', '.join(names())}")
+            raise ValueError(f"there is no recipe '{name}'; {hint(name, names())}")
         _run(name, own)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)

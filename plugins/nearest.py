@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+FEW = 12  # names that a message lists beside the nearest
+
 
 def nearest(word: str, candidates: Iterable[str]) -> str | None:
     """Return the candidate that a mistyped or abbreviated word most likely means, or None."""
@@ -21,7 +23,9 @@ def nearest(word: str, candidates: Iterable[str]) -> str | None:
 
 
 def hint(word: str, candidates: Iterable[str]) -> str:
-    """Return the end of a message about an unknown name: the nearest name, or all names when none is near."""
+    """Return the end of a message about an unknown name: the nearest name, and all names if they are few or none is near."""
     names = list(dict.fromkeys(candidates))
-    guess = nearest(word, names)
-    return f"did you mean {guess}?" if guess else f"there are: {', '.join(names) or 'none'}"
+    guess, all_names = nearest(word, names), f"there are: {', '.join(names) or 'none'}"
+    if guess is None:
+        return all_names
+    return f"did you mean {guess}? {all_names}" if len(names) <= FEW else f"did you mean {guess}?"

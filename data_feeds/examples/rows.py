@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from configs.blocks.source import Source
 from data_feeds.reading.rows import Columns, Rows
-from data_feeds.reading.sources import chat_messages, nearest_name, prompt_messages
+from data_feeds.reading.sources import chat_messages, prompt_messages
+from plugins.nearest import hint
 
 Kind = Literal["demonstrations", "pairs", "labels"]
 Messages = list[dict[str, Any]]
@@ -52,10 +53,10 @@ def check_columns(rows: Rows, source: Source, kind: Kind, key: str) -> None:
 
 
 def _no_column(where: str, column: str, names: list[str], key: str) -> str:
-    hint = ""
+    also = ""
     if "messages" in names and key.endswith(("prompt_column", "answer_column")):
-        hint = ", or messages_column: messages"
-    return f"{where}: there is no column '{column}'; {nearest_name(column, names)}; set {key}{hint}"
+        also = ", or messages_column: messages"
+    return f"{where}: there is no column '{column}'; {hint(column, names)}; set {key}{also}"
 
 
 def _needed(source: Source, kind: Kind) -> list[tuple[str, str]]:
@@ -141,7 +142,7 @@ def _continued(row: Columns, column: str, source: Source, where: str) -> tuple[M
     if source.prompt_column not in row:
         raise ValueError(
             f"{where}: there is no column '{source.prompt_column}' (prompt_column), which is needed because the "
-            f"response is no whole chat; {nearest_name(source.prompt_column, list(row))}"
+            f"response is no whole chat; {hint(source.prompt_column, row)}"
         )
     prompt = prompt_messages(row[source.prompt_column], source.prompt_column, where)
     return prompt, _answer(row[column], column, where)

@@ -5,7 +5,6 @@ Every mistake in a data file ends in a ValueError that names the file and the ro
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import inspect
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 from configs.blocks.source import Source
 from data_feeds.reading.rows import Columns, DatasetRows, JsonRows, ParquetRows, Rows, cache_folder, said
 from data_feeds.reading.task_family import task_classes
+from plugins.nearest import hint, nearest
 
 
 @dataclass(frozen=True)
@@ -126,16 +126,14 @@ class GeneratedRows:
 def _make_generator(name: str, params: dict[str, Any], size: int, seed: int, key: str) -> Any:
     tasks = task_classes(name)
     if name not in tasks:
-        near = difflib.get_close_matches(name, tasks, n=3, cutoff=0.4)
-        hint = f"the nearest are: {', '.join(near)}" if near else f"there are: {', '.join(sorted(tasks))}"
-        raise ValueError(f"{key}.reasoning_gym: reasoning_gym has no task '{name}'; {hint}")
+        raise ValueError(f"{key}.reasoning_gym: reasoning_gym has no task '{name}'; {hint(name, sorted(tasks))}")
     takes = [p for p in inspect.signature(tasks[name][1]).parameters if p not in ("size", "seed")]
     for param in params:
         if param in ("size", "seed"):
             way = f"{key}.size" if param == "size" else "data.split_seed"
             raise ValueError(f"{key}.params: {name}: '{param}' is not set here but by {way}")
         if param not in takes:
-            raise ValueError(f"{key}.params: {name}: there is no parameter '{param}'; {nearest_name(param, takes)}")
+            raise ValueError(f"{key}.params: {name}: there is no parameter '{param}'; {hint(param, takes)}")
     from reasoning_gym.factory import create_dataset
 
     try:
@@ -158,7 +156,7 @@ def _check_columns(source: Source, where: str, names: list[str]) -> None:
             way = f"set data.sources[].{key}"
             if key == "answer_column":
                 way += " (null: the rows have no answer)"
-            raise ValueError(f"{where}: there is no column '{column}'; {nearest_name(column, names)}; {way}")
+            raise ValueError(f"{where}: there is no column '{column}'; {hint(column, names)}; {way}")
 
 
 def prompt_messages(cell: Any, column: str, where: str) -> list[dict[str, Any]]:
@@ -203,17 +201,10 @@ def source_seed(split_seed: int, key: str, index: int) -> int:
     return int(hashlib.blake2b(f"{split_seed} {key} {index}".encode(), digest_size=16).hexdigest()[:7], 16)
 
 
-def nearest_name(name: str, names: list[str]) -> str:
-    """Return a hint for a message: the name that was most likely meant, and all names."""
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"did you mean '{near[0]}'? " if near else ""
-    return f"{hint}there are: {', '.join(names) or 'none'}"
-
-
 def _near_file(path: Path) -> str:
     siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-    near = difflib.get_close_matches(path.name, siblings, n=1, cutoff=0.6)
-    return f"; did you mean {path.parent / near[0]}?" if near else f" (looked from {Path.cwd().name}/)"
+    guess = nearest(path.name, siblings)
+    return f"; did you mean {path.parent / guess}?" if guess else f" (looked from {Path.cwd().name}/)"
 
 
 def _has_content(message: dict[str, Any]) -> bool:

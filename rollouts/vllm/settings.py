@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import os
 import shutil
 from collections.abc import Iterator
 from typing import Any
 
+from plugins.nearest import nearest
 from rollouts.vllm import internals
 
 GIB = 1024**3
@@ -53,9 +53,10 @@ def check_arguments(arguments: dict[str, Any]) -> None:
 
     known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     for name in arguments.keys() - known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ValueError(f"rollout.engine.{name}: vLLM has no such engine argument{hint}")
+        guess = nearest(name, sorted(known))
+        raise ValueError(
+            f"rollout.engine.{name}: vLLM has no such engine argument{f'; did you mean {guess}?' if guess else ''}"
+        )
 
 
 def cpu_arguments(tensor_parallel_size: int) -> dict[str, Any]:

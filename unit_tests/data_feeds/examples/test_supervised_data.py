@@ -138,7 +138,7 @@ def test_labelled_responses(tmp_path: Path) -> None:
 
 
 BAD: list[tuple[Kind, Any, str]] = [
-    ("demonstrations", {"promt": "a", "answer": "b"}, "there is no column 'prompt'.*did you mean 'promt'"),
+    ("demonstrations", {"promt": "a", "answer": "b"}, "there is no column 'prompt'.*did you mean promt"),
     ("demonstrations", {"messages": []}, "set prompt_column, or messages_column: messages"),
     ("demonstrations", {"prompt": 5, "answer": "b"}, "column 'prompt' is a int"),
     ("demonstrations", {"prompt": "a", "answer": {"x": 1}}, "column 'answer' is a dict"),

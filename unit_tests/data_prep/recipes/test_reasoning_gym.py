@@ -97,7 +97,7 @@ def test_rows_come_back_as_prompts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--task", "chain_summ"], "reasoning_gym has no task 'chain_summ'; the nearest are: chain_sum"),
+        (["--task", "chain_summ"], "reasoning_gym has no task 'chain_summ'; did you mean chain_sum?"),
         (["--task", "chain_sum", "--params", '{"max_digit": 1}'], "there is no parameter 'max_digit'; did you mean"),
         (["--task", "chain_sum", "--levels", "9-11"], "the curriculum of chain_sum has levels 0 to 10, not 11"),
         (["--task", "acre", "--levels", "0"], "no curriculum for acre"),
