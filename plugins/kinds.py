@@ -48,14 +48,10 @@ KINDS = {
     "filter": Kind("rollouts.filters"),
     "environment": Kind("rollouts.environments", methods=("reset", "step")),
 }
+_TWO = "reinforce_plus_plus (or reinforce_plus_plus_baseline, which was group_baseline: true)"
 RENAMED = {
-    ("method", "soft_clip"): "sapo",
-    ("method", "reinforce_pp"): "reinforce_plus_plus (or reinforce_plus_plus_baseline, which was group_baseline: true)",
-    (
-        "advantage",
-        "reinforce_pp",
-    ): "reinforce_plus_plus (or reinforce_plus_plus_baseline, which was group_baseline: true)",
-}
+    ("method", "soft_clip"): "sapo", ("method", "reinforce_pp"): _TWO, ("advantage", "reinforce_pp"): _TWO,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

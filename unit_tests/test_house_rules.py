@@ -331,12 +331,6 @@ BAD_HOUSE = [
 ]
 
 
-def test_the_table_of_rooms_allows_no_circle() -> None:
-    rooms = list(ROOMS)
-    for number, room in enumerate(rooms):
-        assert ROOMS[room] <= {*rooms[: number + 1]}, f"{room} may import a room that stands below it in the table"
-
-
 @pytest.mark.parametrize(("rule", "house", "complaint"), BAD_HOUSE)
 def test_rule_sees_what_it_is_for(rule, house, complaint) -> None:
     found = rule(house)
