@@ -285,7 +285,7 @@ def test_all_goes_when_the_scoring_process_is_killed(isolation: Any) -> None:
     code = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
-from rewards import sandbox
+from rewards.sandbox import run as sandbox
 program = "import os, time; os.write(2, b'x'); time.sleep(300)"
 sandbox.run([sys.executable, "-I", "-c", program, {marker!r}], {{}}, limits=sandbox.Limits(300), isolation={isolation!r})
 """
@@ -306,7 +306,7 @@ def test_a_machine_that_does_not_permit_namespaces_is_refused(tmp_path: Path, na
     code = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
-from rewards.code_execution import code_execution
+from plugins.parameters import check
 open("/proc/sys/user/max_user_namespaces", "w").write("0")
 check("reward", "code_execution", {{"isolation": "limits_only"}})
 check("reward", "code_execution", {{}})
