@@ -168,7 +168,7 @@ def test_who_was_admitted_for_an_older_version_is_served_first(versions: Version
         while len(pair.engine.requests.running) < more_than_run_at_once:
             await asyncio.sleep(0.01)
         older = [asyncio.create_task(respond(f"old{i}", pair.version - 1)) for i in range(4)]
-        while len(pair.engine._running) < more_than_run_at_once + len(older):
+        while len(pair.engine.requests.running) < more_than_run_at_once + len(older):
             await asyncio.sleep(0.01)
         await pair.engine.resume()
         await asyncio.gather(*newer, *older)
