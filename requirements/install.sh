@@ -73,10 +73,10 @@ install_cpu_torch() {
 }
 
 install_lock() {
-  say "installing $lock ($(grep -c '^[a-z0-9]' "$lock") packages; about half a minute, then cached)"
+  say "installing $lock ($(grep -c '^[a-z0-9]' "$lock") packages; about a minute: they are compiled to bytecode too, which saves every vLLM process 7 s)"
   local quiet=()
   [ -t 2 ] || quiet=(--quiet)  # progress bars are for terminals
-  if "$bin/uv" pip install ${quiet:+"${quiet[@]}"} --python "$bin/python" --no-deps --require-hashes "$@" -r "$lock"; then return; fi
+  if "$bin/uv" pip install --compile-bytecode ${quiet:+"${quiet[@]}"} --python "$bin/python" --no-deps --require-hashes "$@" -r "$lock"; then return; fi
   say "uv could not install (it does not read pip's settings for mirrors and proxies); trying pip, about 3 minutes"
   "$bin/python" -m pip install --quiet --no-deps --require-hashes ${1:+--force-reinstall} -r "$lock" ||
     die "the packages could not be installed; see the messages above, then run the same command again"

@@ -103,5 +103,5 @@ def test_relative_length() -> None:
 
 def test_group_parts_are_found_and_checked_as_others() -> None:
     assert is_of_group(find("reward", "relative_length")) and not is_of_group(find("reward", "length"))
-    with pytest.raises(ValueError, match="its parameters are: right_at"):
+    with pytest.raises(ValueError, match="did you mean right_at"):
         check("reward", "relative_length", {"right": 1})
