@@ -17,7 +17,7 @@ HALF = 0.5  # Ray's share of one GPU for a rank or an engine, when the two share
 
 
 @contextmanager
-def placed(
+def reserve_devices(
     device: DeviceSpec, ranks: int, engines: int, devices_per_engine: int, colocate: bool | None = None
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield the Ray options of each trainer rank, then of each engine; the devices are reserved inside the block.

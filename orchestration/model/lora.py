@@ -154,7 +154,7 @@ def adapter_tensors(hf_model: nn.Module, whole: Whole = everything_is_whole) -> 
             yield f"{PREFIX}{name}.lora_B.weight", b.detach()
 
 
-def announced(hf_model: nn.Module, lora: Lora) -> dict[str, Any]:
+def adapter_description(hf_model: nn.Module, lora: Lora) -> dict[str, Any]:
     """Return what an engine must know before an adapter's tensors arrive: PEFT's settings, the number of matrices."""
     matrices = sum(1 for _ in adapted(hf_model))
     targets = lora.target_modules

@@ -10,7 +10,7 @@ from algs.method import PolicyMethod
 from configs.blocks.rl import RLConfig
 from orchestration.cluster.cpu_cores import core_plan
 from orchestration.cluster.devices import resolve
-from orchestration.cluster.gpu_bundles import placed
+from orchestration.cluster.gpu_bundles import reserve_devices
 from orchestration.cluster.job_shape import EngineJob, TrainerJob
 from orchestration.cluster.ray_session import started_ray
 from orchestration.cluster.watchdog import TrainerLost, Waiting, Watch
@@ -57,7 +57,7 @@ def started_actors(
     cores = core_plan(engine_job, trainer_job, device)
     ranks, shared = (trainer_job.ranks, trainer_job.colocate) if trainer_job is not None else (0, None)
     watch = Watch(engine_job.failures.stall_seconds)
-    devices = placed(device, ranks, engine_job.engines, engine_job.tensor_parallel_size, shared)
+    devices = reserve_devices(device, ranks, engine_job.engines, engine_job.tensor_parallel_size, shared)
     with started_ray(), devices as options:
         pool = EnginePool.create(engine_job, device, run, options[ranks:], cores, watch, note)
         trainers = None

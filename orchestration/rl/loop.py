@@ -23,7 +23,7 @@ from orchestration.run.atomic_files import not_hiding
 from orchestration.run.console import Console
 from orchestration.run.directory import RunDirectory, checkpoints, read_marker
 from orchestration.run.logs import captured_output
-from orchestration.run.resume import begin_anew, go_back, newest_resumable, way_on
+from orchestration.run.resume import how_to_resume, newest_resumable, restart_run, restore_run
 from orchestration.trainer.token_objective import TokenObjective
 
 WriteReport = Callable[[Path], Path]
@@ -48,11 +48,11 @@ def run_rl(config: RLConfig, prompts: PromptSets, run: RunDirectory, write_repor
                 checkpoint = newest_resumable(run)
                 if restarts == config.failures.job_restarts or (checkpoint is None and checkpoints(run.path)):
                     allowed = f"failures.job_restarts = {config.failures.job_restarts}"
-                    raise TrainerLost(lost.name, lost.how, f"{lost}. {allowed}. {way_on(run)}") from lost
+                    raise TrainerLost(lost.name, lost.how, f"{lost}. {allowed}. {how_to_resume(run)}") from lost
                 if checkpoint is None:
-                    begin_anew(run)
+                    restart_run(run)
                 else:
-                    go_back(run, checkpoint, config)
+                    restore_run(run, checkpoint, config)
                 begins = f"from {checkpoint}" if checkpoint else "from its beginning: there is no checkpoint yet"
                 console.warning(f"{lost}\nThe job begins again {begins} (restart {restarts + 1}).")
 
@@ -98,7 +98,7 @@ def drive(job: RLJob, write_report: WriteReport) -> None:
         if trained > max((read_marker(kept)["step"] for kept in checkpoints(run.path)), default=0):
             with not_hiding(error):
                 job.checkpoint(trained)
-        raise type(error)(f"{error} {way_on(run)}") from error
+        raise type(error)(f"{error} {how_to_resume(run)}") from error
     before, after = job.progress.accuracies[0], job.progress.accuracies[-1]
     job.console.summary(
         "done",

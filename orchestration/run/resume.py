@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from configs.blocks.supervised import SLConfig
     from records.rollout import Group
 
-DRIVER_FILE, TRAINER_FOLDER, REPLAY_BUFFER_FILE = "driver.json", "trainer", "reuse.pickle"
+DRIVER_FILE, TRAINER_FOLDER, REPLAY_BUFFER_FILE = "driver.json", "trainer", "replay_buffer.pickle"
 # These keys may change when a run is resumed, because they change no number: where things are, how often something is
 # saved or evaluated, and how the same weights travel.
 FREE_KEYS = (
@@ -93,7 +93,7 @@ def newest_resumable(run: RunDirectory) -> Path | None:
     return ours[-1] if ours and (ours[-1] / RESUME / DRIVER_FILE).is_file() else None
 
 
-def way_on(run: RunDirectory) -> str:
+def how_to_resume(run: RunDirectory) -> str:
     """Return the sentence that says how to continue a run that ended too early."""
     complete = checkpoints(run.path)
     if not complete:
@@ -103,7 +103,7 @@ def way_on(run: RunDirectory) -> str:
     return f"Go on from {complete[-1]} with --resume."
 
 
-def go_back(run: RunDirectory, checkpoint: Path, config: RLConfig | SLConfig) -> DriverState:
+def restore_run(run: RunDirectory, checkpoint: Path, config: RLConfig | SLConfig) -> DriverState:
     """Bring the run directory back to the checkpoint's step, and return the loop's state at that step.
 
     Later metrics, samples and captured steps are removed. The step's metrics are written if they are missing, unless
@@ -127,7 +127,7 @@ def owes_evaluation(run: RunDirectory, state: DriverState, config: RLConfig | SL
     return not has_line and "eval/accuracy" not in state.metrics
 
 
-def begin_anew(run: RunDirectory) -> None:
+def restart_run(run: RunDirectory) -> None:
     """Bring the run directory back to the time before step 0."""
     _forget_after(run, -1)
 
@@ -190,13 +190,13 @@ def opened_to_resume(config: RLConfig | SLConfig, ranks: int) -> RunDirectory:
     return run
 
 
-def take_up(run: RunDirectory, config: RLConfig | SLConfig) -> list[str]:
+def resume_run(run: RunDirectory, config: RLConfig | SLConfig) -> list[str]:
     """Bring the run directory back to the checkpoint, and note the resumption in config.yaml and environment.json.
 
     Only the first rank may call this. Return warnings about what differs on this machine.
     """
     assert run.resumed_from is not None
-    step = go_back(run, run.resumed_from, config).step
+    step = restore_run(run, run.resumed_from, config).step
     write_atomically(run.path / CONFIG, to_yaml(config))
     file = run.path / ENVIRONMENT
     provenance, now = json.loads(file.read_text(encoding="utf-8")), describe_provenance()

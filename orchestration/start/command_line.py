@@ -118,7 +118,7 @@ def _resumable(config: AnyConfig) -> TrainingConfig:
 
 def _took_up_what_is_done(config: TrainingConfig, steps: int, directory: RunDirectory) -> bool:
     """Bring the run directory back to its checkpoint, on the first rank; return whether nothing is left to be done."""
-    from orchestration.run.resume import DriverState, owes_evaluation, take_up
+    from orchestration.run.resume import DriverState, owes_evaluation, resume_run
 
     assert directory.resumed_from is not None
     state = DriverState.read(directory.resumed_from)
@@ -128,7 +128,7 @@ def _took_up_what_is_done(config: TrainingConfig, steps: int, directory: RunDire
             directory.hold()
         except ValueError as error:
             raise ConfigError(f"--resume: {error}") from error
-        for warning in take_up(directory, config):
+        for warning in resume_run(directory, config):
             print(f"warning: {warning}", file=sys.stderr)
         if is_done:
             print(f"{directory.path} is done: {directory.resumed_from} is of step {state.step} of {steps}")

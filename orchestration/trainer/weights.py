@@ -13,7 +13,7 @@ from torch import Tensor
 from configs.blocks.lora import Lora
 from data_feeds.chat.template import load_tokenizer
 from orchestration.model.adapter_files import ADAPTER_FOLDER, save_adapter
-from orchestration.model.lora import adapter_tensors, announced, merged_tensors
+from orchestration.model.lora import adapter_description, adapter_tensors, merged_tensors
 from orchestration.model.policy_model import PolicyModel
 from orchestration.model.reward_model_files import save_reward_model
 from orchestration.trainer.optimizer import full_parameters, whole
@@ -42,7 +42,7 @@ class TrainedWeights:
     def adapter_notice(self) -> dict[str, Any] | None:
         """Return what engines must know to use the adapter that `sent` gives; None when it gives a whole model."""
         lora = self.settings.lora
-        return announced(self.policy.hf_model, lora) if lora is not None and lora.sync == "adapter" else None
+        return adapter_description(self.policy.hf_model, lora) if lora is not None and lora.sync == "adapter" else None
 
     def save(self, folder: Path) -> None:
         """Write the policy and its tokenizer in Hugging Face format (rank 0 writes). Of a policy with adapters write

@@ -23,7 +23,7 @@ from rollouts.vllm.weight_file import Checksum, TensorInfo
 
 def is_beside_the_only_engine() -> bool:
     """Whether this rank and the job's one engine have a GPU between them (see
-    `orchestration.cluster.gpu_bundles.placed`).
+    `orchestration.cluster.gpu_bundles.reserve_devices`).
 
     Where more GPUs are shared, the engines on the others cannot see rank 0's memory: all are sent to by host memory.
     """

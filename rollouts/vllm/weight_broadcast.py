@@ -186,7 +186,7 @@ def send(group: WeightGroup, version: int, named_tensors: Iterable[Named], annou
     numbers(group, len(announcement.tensors), checksum.value())
 
 
-def announced(group: WeightGroup, version: int) -> Announcement:
+def receive_announcement(group: WeightGroup, version: int) -> Announcement:
     """Wait for a version's announcement. Raises ValueError when it is another version, or other bytes came than were
     sent."""
     came, size_bytes, checksum = numbers(group, 0, 0, 0)

@@ -22,7 +22,7 @@ from vllm.logger import init_logger
 from rollouts.vllm import internals
 from rollouts.vllm.adapter_receiver import adapter_request, checked_adapter
 from rollouts.vllm.load_stamp import stamping
-from rollouts.vllm.weight_broadcast import Load, TransferFailed, WeightGroup, announced, join_group, receive
+from rollouts.vllm.weight_broadcast import Load, TransferFailed, WeightGroup, join_group, receive, receive_announcement
 from rollouts.vllm.weight_file import Checksum, FileUpdate, Named, TensorInfo, WeightFile, refuse_other_bytes
 
 logger = init_logger(__name__)
@@ -149,7 +149,7 @@ class WeightReceiver(WeightTransferEngine[JoinGroup, BroadcastUpdate]):
     def _take_broadcast(self, version: int) -> None:
         if self.group is None:
             raise TransferFailed("this worker is in no weight group")
-        announcement = announced(self.group, version)
+        announcement = receive_announcement(self.group, version)
         with self._loading(announcement.adapter) as load:
             receive(self.group, announcement, load)
 

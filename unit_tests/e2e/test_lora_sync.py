@@ -18,7 +18,7 @@ from peft import PeftModel
 from configs.blocks.lora import Lora
 from data_feeds.packing import pack
 from data_feeds.responses import Responses
-from orchestration.model.lora import adapter_tensors, add_adapters, announced, load_adapter
+from orchestration.model.lora import adapter_description, adapter_tensors, add_adapters, load_adapter
 from orchestration.rl.weight_probe import TOLERANCE_BY_DTYPE, ProbeFailed, compare
 from orchestration.weight_transfer.file_publisher import WeightPublisher
 from rollouts.vllm.engine import WeightLoadError
@@ -60,7 +60,7 @@ class AdapterPair(Pair):
     def sync(self, publisher: WeightPublisher, seed: int) -> None:
         tensors = self.change(seed)
         self.version += 1
-        update = publisher.publish(self.version, tensors, announced(self.model, LORA))
+        update = publisher.publish(self.version, tensors, adapter_description(self.model, LORA))
         self.run(self.engine.load_weights(self.version, update))
 
     def forget(self, forgets: bool) -> None:
@@ -112,7 +112,7 @@ def test_an_update_in_flight_leaves_both_versions_in_a_response(pair: AdapterPai
     """Alone catches running responses that keep the old adapter's keys and values."""
     pair.sync(publisher, seed=3)
     old, old_version, prompt = copy.deepcopy(pair.model), pair.version, PROMPTS[2]
-    update = publisher.publish(old_version + 1, pair.change(seed=4), announced(pair.model, LORA))
+    update = publisher.publish(old_version + 1, pair.change(seed=4), adapter_description(pair.model, LORA))
 
     async def update_while_generating() -> list[Generation]:
         long = Sampling(max_new_tokens=400)
@@ -150,7 +150,7 @@ def test_the_probe_catches_an_adapter_that_is_not_applied(pair: AdapterPair, pub
 
 def test_what_is_not_the_whole_adapter_is_refused(pair: AdapterPair, publisher: WeightPublisher) -> None:
     """Alone catches an adapter that is taken though a part is missing, doubled, unknown or of another rank."""
-    tensors, told = pair.change(seed=8), announced(pair.model, LORA)
+    tensors, told = pair.change(seed=8), adapter_description(pair.model, LORA)
     renamed = [(name.replace("q_proj", "w_proj"), t) for name, t in tensors]
 
     def refused(update: dict[str, Any], why: str) -> None:

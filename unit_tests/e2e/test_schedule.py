@@ -17,7 +17,7 @@ from orchestration.rl.weight_probe import ProbeFailed
 from orchestration.rl.weight_sync import SyncError
 from orchestration.run.console import Console
 from orchestration.run.directory import checkpoints, read_marker, read_metrics
-from orchestration.run.resume import go_back, newest_resumable
+from orchestration.run.resume import newest_resumable, restore_run
 from orchestration.run.samples import read_samples, sample_steps
 from unit_tests.e2e.shared_stack import Done, SharedStack, variant
 
@@ -221,7 +221,7 @@ def test_an_evaluation_in_which_engines_were_lost_for_good_is_made_up_for(
     kept = newest_resumable(run)
     assert kept is not None
     for _ in range(2):  # the second time as if it had been killed before its next checkpoint
-        go_back(run, kept, config)
+        restore_run(run, kept, config)
         with Console("again", config.train.steps, io.StringIO()) as console:
             again = stack.begun(config, run, console)
             again.resume(kept)

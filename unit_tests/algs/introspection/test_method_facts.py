@@ -61,7 +61,7 @@ CASES = {
     "only in the gradient": (
         method_of(lambda t: TokenLoss((t.logprobs - t.logprobs.detach()) * t.old_logprobs)), {"old_logprobs"}, False,
     ),
-    "leash": (
+    "kl": (
         method_of(lambda t: TokenLoss(plain(t).loss + (t.logprobs - t.ref_logprobs) ** 2)),
         {"advantages", "ref_logprobs"}, False,
     ),

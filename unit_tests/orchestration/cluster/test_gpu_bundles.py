@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from orchestration.cluster.devices import BUCKETS, DeviceSpec
-from orchestration.cluster.gpu_bundles import placed, shares_its_gpu
+from orchestration.cluster.gpu_bundles import reserve_devices, shares_its_gpu
 from unit_tests.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_nothing_is_reserved_on_cpus() -> None:
-    with placed(DeviceSpec("cpu", "gloo", BUCKETS, 2, 0), 2, 1, 1) as options:
+    with reserve_devices(DeviceSpec("cpu", "gloo", BUCKETS, 2, 0), 2, 1, 1) as options:
         assert options == [{"num_cpus": 0}] * 3
         assert not any(map(shares_its_gpu, options))
 

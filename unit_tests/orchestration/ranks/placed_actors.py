@@ -10,7 +10,7 @@ from typing import Any
 import ray
 
 from orchestration.cluster.devices import FLEX, DeviceSpec
-from orchestration.cluster.gpu_bundles import placed
+from orchestration.cluster.gpu_bundles import reserve_devices
 from orchestration.weight_transfer.gpu_publisher import is_beside_the_only_engine
 
 GPUS = 3
@@ -43,6 +43,6 @@ if __name__ == "__main__":
     is_beside = ray.remote(is_beside_the_only_engine)
     cases = []
     for case in CASES:
-        with placed(DEVICE, *case) as options:
+        with reserve_devices(DEVICE, *case) as options:
             cases.append([seen(options), ray.get(is_beside.options(**options[0]).remote())])
     print(json.dumps(cases))

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.parametrize(
-    ("has_checkpoint", "has_state", "way_on"),
+    ("has_checkpoint", "has_state", "how_to_resume"),
     [
         (False, False, "There is no checkpoint to go on from."),
         (True, False, "holds its weights, and no state for --resume (checkpoint.resume_state is false)."),
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[3]
     ],
 )
 def test_the_last_loss_says_how_to_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_checkpoint: bool, has_state: bool, way_on: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_checkpoint: bool, has_state: bool, how_to_resume: str
 ) -> None:
     run_dir = tmp_path / "run"
     config = load(ROOT / "configs/grpo_tiny.yaml", RLConfig, ["failures.job_restarts=1"], str(run_dir))
@@ -45,6 +45,6 @@ def test_the_last_loss_says_how_to_go_on(
         loop.run_rl(config, PromptSets([], [], 0, 0, 0), run, lambda path: path)
     said = str(lost.value)
     assert said.startswith("train, step 2: trainer rank 1 died. failures.job_restarts = 1. ")
-    assert said.endswith(way_on.format(run=run_dir))
+    assert said.endswith(how_to_resume.format(run=run_dir))
     assert lost.value.name == "trainer rank 1" and lost.value.how == "died"
     assert len(attempts) == (1 if has_checkpoint and not has_state else 2)

@@ -21,11 +21,11 @@ from orchestration.run.directory import RunDirectory, checkpoints, read_metrics
 from orchestration.run.resume import (
     DriverState,
     changed_keys,
-    go_back,
     newest_resumable,
     opened_to_resume,
     owes_evaluation,
-    take_up,
+    restore_run,
+    resume_run,
     trainer_folder,
 )
 from orchestration.run.samples import read_samples, sample_steps
@@ -177,7 +177,7 @@ def test_the_run_directory_goes_back_to_its_checkpoint(jobs, tmp_path):
     run, config = made_run(jobs, tmp_path)
     with open(run.path / "metrics.jsonl", "a") as file:
         file.write('{"step": 5, "train/lo')  # cut off by the kill
-    state = go_back(run, newest_resumable(run), config)
+    state = restore_run(run, newest_resumable(run), config)
     assert state.step == 2
     assert read_metrics(run.path) == [{"step": n, "train/loss": n / 8} for n in range(3)]
     assert sample_steps(run.path) == sample_steps(run.path, heldout=True) == [0, 1, 2]
@@ -191,7 +191,7 @@ def test_a_line_that_the_kill_prevented_is_written_from_the_checkpoint(jobs, tmp
     run, config = made_run(jobs, tmp_path)
     metrics = run.path / "metrics.jsonl"
     metrics.write_text("".join(line + "\n" for line in metrics.read_text().splitlines()[:2]))  # of steps 0 and 1
-    go_back(run, newest_resumable(run), config)
+    restore_run(run, newest_resumable(run), config)
     assert read_metrics(run.path)[-1] == {"step": 2, "train/loss": 0.25, "train/gradient_norm": math.inf}
 
 
@@ -271,7 +271,7 @@ def test_a_longer_run_at_a_constant_rate_is_the_same_run(jobs, tmp_path):
     keys = ["train.schedule=constant", "train.steps=99", "checkpoint.keep=7", "eval.every=1", "run.name=x"]
     longer = load(jobs / "dpo.yaml", SLConfig, keys, str(run.path))
     opened = opened_to_resume(longer, 1)
-    assert take_up(opened, longer) == []
+    assert resume_run(opened, longer) == []
     assert load(run.path / "config.yaml", SLConfig).train.steps == 99
 
 
@@ -280,9 +280,9 @@ def test_another_machine_is_told_of(jobs, tmp_path):
     file = run.path / "environment.json"
     noted = json.loads(file.read_text())
     file.write_text(json.dumps({**noted, "cpus": 640}))
-    (said,) = take_up(opened_to_resume(config, 1), config)
+    (said,) = resume_run(opened_to_resume(config, 1), config)
     assert "cpus were 640, now" in said and "last digits" in said
-    assert take_up(opened_to_resume(config, 1), config) == [], "compared with the last time it began"
+    assert resume_run(opened_to_resume(config, 1), config) == [], "compared with the last time it began"
 
 
 def test_nothing_to_go_on_from(jobs, tmp_path):

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from orchestration.cluster.devices import resolve
 from orchestration.weight_transfer.broadcaster import WeightBroadcaster
-from rollouts.vllm.weight_broadcast import Load, TransferFailed, WeightGroup, announced, join_group, receive
+from rollouts.vllm.weight_broadcast import Load, TransferFailed, WeightGroup, join_group, receive, receive_announcement
 from rollouts.vllm.weight_file import Named, TensorInfo
 
 ROOT = Path(__file__).parents[3]
@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 def received(group: WeightGroup, version: int, load: Load | None = None) -> tuple[list[Named], Any]:
     """All tensors of a version, and the adapter it is announced as."""
     tensors: list[Named] = []
-    announcement = announced(group, version)
+    announcement = receive_announcement(group, version)
     receive(group, announcement, load or tensors.extend)
     return tensors, announcement.adapter
 

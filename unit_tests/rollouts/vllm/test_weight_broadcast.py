@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from rollouts.vllm.weight_broadcast import Announcement, NcclGroup, TransferFailed, announced, receive, send
+from rollouts.vllm.weight_broadcast import Announcement, NcclGroup, TransferFailed, receive, receive_announcement, send
 from rollouts.vllm.weight_file import Named, TensorInfo
 
 CPU = torch.device("cpu")
@@ -71,7 +71,7 @@ def passed(ends: tuple[NcclGroup, NcclGroup], announcement: Announcement) -> tup
     came: list[Named] = []
     with ThreadPoolExecutor(1) as pool:
         sending = pool.submit(send, ends[0], 3, iter(SENT), announcement)
-        heard = announced(ends[1], 3)
+        heard = receive_announcement(ends[1], 3)
         receive(ends[1], heard, came.extend)
         sending.result()
     return came, heard
@@ -98,9 +98,9 @@ def test_other_bytes_than_were_sent_are_refused(ends: tuple[NcclGroup, NcclGroup
 def test_what_stands_still_is_aborted(ends: tuple[NcclGroup, NcclGroup]) -> None:
     """NCCL itself waits for ever. Whoever comes later to the aborted group is refused too."""
     with pytest.raises(TransferFailed, match="nothing came through for 1 s"):
-        announced(ends[1], 3)
+        receive_announcement(ends[1], 3)
     with pytest.raises(TransferFailed):
-        announced(ends[1], 3)
+        receive_announcement(ends[1], 3)
 
 
 def test_a_bucket_that_there_is_no_room_for_names_the_key_to_change(
