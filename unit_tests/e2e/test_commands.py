@@ -1,4 +1,4 @@
-"""A user's own commands on the real stack: two runs at once, an evaluation, a killed driver, a resumption, Ctrl-C.
+"""A user's own commands on the real stack: two runs at once, an evaluation, killed processes, a resumption, Ctrl-C.
 
 Each starts everything anew, so what can be seen without a command line is in test_jobs.py.
 """
@@ -177,27 +177,39 @@ def test_the_checkpoint_loads_in_transformers_and_evaluates_in_vllm(finished, ti
     assert len(read_samples(out, 1, heldout=True)) == 4 * result["prompts"]
 
 
-def test_a_killed_driver_leaves_nobody_and_its_run_goes_on_until_ctrl_c(tiny_model, tmp_path):
-    """Alone catches a process, even a frozen one, that outlives its driver; a command with --resume that does not go on; and
-    Ctrl-C that leaves a process, a traceback or half a file."""
+def test_a_run_outlives_its_engine_a_rank_and_its_driver_and_ends_by_ctrl_c(tiny_model, tmp_path):
+    """Alone catches a command that does not begin again by itself when a trainer rank is lost; a process, even a frozen one, that
+    outlives its driver; a command with --resume that does not go on; and Ctrl-C that leaves a process, a traceback or half a
+    file."""
     run = tmp_path / "run"
-    settings = ("train.steps=10000", "train.ranks=2", "eval.every=0", "checkpoint.every=5", "checkpoint.keep=1")
-    settings += ("sync.method=disk",)
+    settings = (
+        "train.steps=10000", "train.ranks=2", "rollout.prompts_per_step=16", "rollout.responses_per_prompt=8", "eval.every=0",
+        "checkpoint.every=3", "checkpoint.keep=1", "schedule.mode=overlap", "sync.method=disk", "lora.rank=8",
+    )  # fmt: skip
 
-    def has_checkpoint():
+    def last_step():
         assert driver.poll() is None, driver.communicate()
-        return checkpoints(run)
+        return read_metrics(run)[-1]["step"] if (run / "metrics.jsonl").exists() else -1
+
+    def kill_one(name):
+        [p for p in psutil.Process(driver.pid).children(recursive=True) if name in p.name()][-1].kill()
 
     with ending(started_rl(run, tiny_model, *settings)) as driver:
-        wait_for(has_checkpoint, "the first checkpoint")
+        wait_for(lambda: last_step() >= 2, "two steps are done")
+        kill_one("EngineCore")
+        reached = last_step()
+        wait_for(lambda: last_step() >= reached + 3 and checkpoints(run), "steps are done with the new engine")
+        reached = last_step()
+        kill_one("TrainerActor")
+        wait_for(lambda: last_step() >= reached + 2, "steps are done after the job began again")
         everybody = psutil.Process(driver.pid).children(recursive=True)
         names = " ".join(p.name() for p in everybody)
         for one in ("raylet", "EngineCore", "TrainerActor", "RolloutActor"):
             assert one in names
-        (core,) = [p for p in everybody if "EngineCore" in p.name()]
-        core.suspend()
+        next(p for p in everybody if "EngineCore" in p.name()).suspend()
         driver.kill()
-        driver.wait()
+        said = driver.communicate()[0]
+    assert "It is started again" in said and "The job begins again from" in said, said
     wait_for(lambda: not any(is_alive(p.pid) for p in everybody), "everybody has ended")
     wait_for(lambda: not marked_processes(run), "all that had the run's environment have ended")
     step = read_marker(checkpoints(run)[-1])["step"]  # of two, when it was killed before the older one made room
@@ -213,7 +225,22 @@ def test_a_killed_driver_leaves_nobody_and_its_run_goes_on_until_ctrl_c(tiny_mod
     assert f"goes on after step {step}" in "".join(lines)
     assert "interrupted" in errors
     assert "Traceback" not in printed + errors
-    assert [row["step"] for row in read_metrics(run)][: step + 3] == list(range(step + 3))
     assert (run / "report.html").exists()
     assert not list((run / "sync").glob("*"))
     wait_for(lambda: not marked_processes(run), "no process is left")
+    check_whole_run_of_adapters(run, tiny_model)
+
+
+def check_whole_run_of_adapters(run, model):
+    """No step is missing or there twice, nothing is older than it may be, and only adapters were sent and kept."""
+    rows = read_metrics(run)
+    assert [row["step"] for row in rows] == list(range(len(rows)))
+    groups = [{sample["group"] for sample in read_samples(run, step)} for step in range(1, len(rows))]
+    assert all(len(names) == 16 for names in groups) and len(set().union(*groups)) == 16 * len(groups)
+    assert max(row.get("train/staleness_max", 0) for row in rows[1:]) <= 1
+    assert max(row.get("sync/probe_gap_max", 0) for row in rows) < 1e-2, "engines held the adapter that was trained"
+    newest = checkpoints(run)[-1]
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= {file.name for file in newest.iterdir()}
+    assert not (newest / "model.safetensors").exists(), "a checkpoint holds the adapter alone"
+    sent = [row["sync/bytes"] for row in rows[1:] if row.get("sync/bytes")]
+    assert 0 < max(sent) < (model / "model.safetensors").stat().st_size / 3, "only the adapter is sent"

@@ -66,7 +66,7 @@ def quick_to_judge(watch: Watch) -> Iterator[None]:
     ("victim", "deadly", "said"),
     [
         ("vLLM", signal.SIGKILL, "vLLM's process died"),
-        ("actor", signal.SIGKILL, "died"),
+        variant("actor", signal.SIGKILL, "died"),
         variant("actor", signal.SIGSTOP, "has not answered for"),
         ("vLLM", signal.SIGSTOP, "has been in 'generate, "),
     ],
@@ -136,7 +136,7 @@ def two_ranks(stack: SharedStack, folder: Path) -> Iterator[tuple[TrainerRanks, 
 
 def test_a_frozen_trainer_rank_is_named_in_time(stack: SharedStack, tmp_path: Path) -> None:
     """Alone catches a trainer that gives no heartbeat while it trains: the wrong rank is named then (a killed one:
-    test_job_survives)."""
+    test_commands)."""
     struck: list[float] = []
     with two_ranks(stack, tmp_path) as (trainers, updates):
         trainers.watch.wait(trainers.step(updates, 1))

@@ -1,5 +1,5 @@
-"""A real engine that is lost on the way to sleep, or asleep, is noticed all the same (what sleep does to responses:
-test_in_flight)."""
+"""An engine that is lost asleep is noticed, and one that is lost on the way to sleep takes no batch with it (what sleep does to
+responses: test_in_flight)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_vllm_frozen_in_its_sleep_is_noticed_when_it_is_to_wake(stack: SharedSta
     wait_for(lambda: not is_alive(core), "vLLM's process has ended")
 
 
-def test_an_engine_lost_for_good_as_it_goes_to_sleep_takes_no_batch_with_it(
+def test_engines_lost_for_good_as_they_go_to_sleep_take_no_batch_with_them(
     stack: SharedStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alone catches a batch that was taken before and is not trained on, or a checkpoint without it."""
@@ -46,25 +46,19 @@ def test_an_engine_lost_for_good_as_it_goes_to_sleep_takes_no_batch_with_it(
         "schedule": {"mode": "overlap", "pause_while_training": True}, "train": {"steps": 4, "updates_per_step": 1},
     }  # fmt: skip
     with stack.job(block) as job:
-        rollouts, sleep = job.pool, job.pool.sleep
-        (engine,) = rollouts.engines
+        sleep = job.pool.sleep
 
-        def freeze_in_the_second_step() -> None:
+        def lose_in_the_second_step() -> None:
             if job.progress.trained_steps == 1:
-                os.kill(core_of(pid_of(engine.member)), signal.SIGSTOP)
+                raise EnginesLost("all of them")
             sleep()
 
-        with monkeypatch.context() as patch, quick_to_judge(rollouts.watch):
-            patch.setattr(rollouts, "restarts_left", 0)
-            patch.setattr(rollouts, "sleep", freeze_in_the_second_step)
-            with pytest.raises(EnginesLost, match="has been in 'sleep' for"):
+        with monkeypatch.context() as patch:
+            patch.setattr(job.pool, "sleep", lose_in_the_second_step)
+            with pytest.raises(EnginesLost, match="all of them"):
                 drive(job, lambda path: path)
         (kept,) = checkpoints(job.run.path)
         assert read_marker(kept)["step"] == 2
-        engine.begin_again()  # for what comes
-        rollouts.wake()
-        while rollouts.unfinished or engine.state != "usable":
-            rollouts.collect(1.0)
     again = stack.run(block, resume=kept)
     asked = [prompt for step in (1, 2) for prompt in prompts_of_run(job.run.path, step)]
     asked += [prompt for step in (3, 4) for prompt in prompts_of(again, step)]

@@ -31,9 +31,10 @@ def test_ray_is_given_a_second_attempt_to_start_in_time(
             raise Exception(failures.pop(0))
 
     monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: asked.append({}))  # this process may have a Ray of other tests
     if raised is None:
         init_ray(address="local")
     else:
         with pytest.raises(Exception, match=raised):
             init_ray(address="local")
-    assert asked == [{"address": "local"}] * attempts
+    assert asked == [{"address": "local"}, {}, {"address": "local"}][: 2 * attempts - 1]
