@@ -65,7 +65,7 @@ def quick_to_judge(watch: Watch) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("victim", "deadly", "said"),
     [
-        ("vLLM", signal.SIGKILL, "vLLM's process died"),
+        variant("vLLM", signal.SIGKILL, "vLLM's process died"),
         variant("actor", signal.SIGKILL, "died"),
         variant("actor", signal.SIGSTOP, "has not answered for"),
         ("vLLM", signal.SIGSTOP, "has been in 'generate, "),
@@ -74,8 +74,8 @@ def quick_to_judge(watch: Watch) -> Iterator[None]:
 def test_a_lost_engine_is_replaced_and_nothing_is_lost(
     stack: SharedStack, victim: str, deadly: signal.Signals, said: str
 ) -> None:
-    """Alone catches a death of vLLM's process that its actor does not tell, and one of the actor that its vLLM survives (an
-    actor that stands still: test_engine_pool)."""
+    """Alone catches a vLLM that stands still and whose actor says so; the others, a death of vLLM's process that its actor does not
+    tell (also test_two_engines), and one of the actor that its vLLM survives (an actor that stands still: test_engine_pool)."""
     rollouts, prompts = stack.actors.pool, stack.prompts(stack.small())[:32]
     expected = tokens(rollouts.generate(step_requests(prompts, SAMPLES, SAMPLING, 0, "undisturbed")))
     notes: list[str] = []
@@ -161,6 +161,7 @@ def test_a_frozen_trainer_rank_is_named_in_time(stack: SharedStack, tmp_path: Pa
     wait_for(lambda: not any(map(is_alive, pids)), "both ranks have ended")
 
 
+@pytest.mark.soak
 def test_a_rank_that_freezes_after_it_has_offered_a_weight_group_is_named(
     stack: SharedStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
