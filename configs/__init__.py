@@ -1,1 +1,1 @@
-"""The configuration: schema, loading, and the YAML files of the jobs."""
+"""This room holds the configuration: schema, loading, rules, and the YAML files of the jobs."""

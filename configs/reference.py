@@ -1,4 +1,4 @@
-"""Writes docs/CONFIG.md from the schema and the methods' own parameters: `python -m configs.reference [--check]`."""
+"""Write docs/CONFIG.md from the schema and the methods' own parameters: `python -m configs.reference [--check]`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ A job is one YAML file. Start from [configs/grpo.yaml](../configs/grpo.yaml) (tr
 
 
 def page() -> str:
-    """The whole page as Markdown."""
+    """Return the whole page as Markdown."""
     parts = [HEAD]
     written: set[type[BaseModel]] = set()
     for schema, script in ((RLConfig, "main_rl.py"), (SLConfig, "main_sl.py"), (EvalConfig, "main_eval.py")):
@@ -69,7 +69,7 @@ def page() -> str:
 
 
 def _block(path: str, block: type[BaseModel], written: set[type[BaseModel]], is_required: bool) -> list[str]:
-    """A section for a block, followed by those of the blocks inside it."""
+    """Return a section for a block, followed by those of the blocks inside it."""
     written.add(block)
     need = " Must be given." if is_required else ""
     fields = {n: f for n, f in block.model_fields.items() if not (path == "algorithm" and n == "params")}
@@ -97,7 +97,7 @@ def _methods() -> list[str]:
 
 
 def _functions(kind: str) -> str:
-    """A table of our functions of a kind with their parameters."""
+    """Return a table of our functions of a kind with their parameters."""
     rows = [f"| {kind} | what it does | parameters |", "|---|---|---|"]
     for name in listed(kind):
         function = find(kind, name)
@@ -181,7 +181,7 @@ def _number(value: float) -> str:
 
 
 def _constraints(field: FieldInfo) -> list[Any]:
-    """Bounds of the field itself, or of the members of a fixed-length list."""
+    """Return the bounds of the field itself, or of the members of a fixed-length list."""
     if field.metadata:
         return list(field.metadata)
     first = next(iter(get_args(field.annotation)), None) if get_origin(field.annotation) is tuple else None

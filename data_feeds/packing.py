@@ -58,11 +58,11 @@ class MicroBatch:
         return len(self.input_ids)
 
     def with_columns(self, columns: Mapping[str, NDArray[Any]]) -> MicroBatch:
-        """Return the same with further numbers of its action tokens, [N] each, or others in place of those it has."""
+        """Return the micro-batch with more columns of its action tokens, [N] each, which may replace those it has."""
         return replace(self, columns={**self.columns, **columns})
 
     def by_trajectory(self, values: Floats) -> Iterator[tuple[int, Floats]]:
-        """Yield each trajectory's position among those given to pack() and its part of `values`, [N]; nothing of a
+        """Yield for each trajectory its position among those given to pack() and its part of `values`, [N], but no
         dummy."""
         if not self.is_dummy:
             parts = np.split(values, np.searchsorted(self.sequence, np.arange(1, len(self.group))))
@@ -70,7 +70,7 @@ class MicroBatch:
 
     @property
     def is_dummy(self) -> bool:
-        """Only there so that all ranks run the same number of passes: weight 0, to be left out of every metric."""
+        """Return whether it only fills up a rank's number of passes, with weight 0. No metric may count it."""
         return bool((self.trajectory_index == DUMMY).all())
 
 
@@ -140,7 +140,7 @@ def _for_trainer(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def _distinct(bodies: list[bytes]) -> list[bytes]:
-    """Longest first, without repeats and without prefixes of another: their positions can be shared."""
+    """Return the longest first, without repeats and without prefixes of another: their positions can be shared."""
     kept: list[bytes] = []
     for body in sorted(set(bodies), key=lambda b: (-len(b), b)):
         if body and not any(longer.startswith(body) for longer in kept):
@@ -158,7 +158,7 @@ def _unit(responses: Responses, bodies: list[bytes], members: list[int]) -> _Uni
 
 
 def _shared_units(responses: Responses, bodies: list[bytes], members: list[int], max_tokens: int) -> list[_Unit]:
-    """Return a group as few units as the budget allows; equal and nested responses stay together."""
+    """Return a group as as few units as the budget allows; equal and nested responses stay together."""
     trajectories = responses.trajectories
     prompt_ids = trajectories[members[0]].prompt_ids
     for i in members:
@@ -186,10 +186,10 @@ def _shared_units(responses: Responses, bodies: list[bytes], members: list[int],
 
 
 def _balance(units: list[_Unit], max_tokens: int, ranks: int) -> list[list[_Unit]]:
-    """Units into ranks * m bins within the budget, m as small as greedy balancing allows.
+    """Divide units into ranks * m bins within the budget, where m is as small as greedy balancing allows.
 
-    Bins come sorted by load, largest first: dealt out in turn, ranks carry about the same and run out of memory early
-    or never.
+    The bins are sorted by load, largest first. When ranks get them in turn, their loads are about equal, and a lack of
+    memory shows early or never.
     """
     order = sorted(range(len(units)), key=lambda u: (-units[u].tokens, units[u].members))
     total = sum(min(unit.tokens, max_tokens) for unit in units)

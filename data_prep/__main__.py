@@ -1,4 +1,4 @@
-"""Makes data files in our layout: `python -m data_prep` lists the recipes, `python -m data_prep NAME --help` explains one."""
+"""Make data files in our layout: `python -m data_prep` lists the recipes, `python -m data_prep NAME --help` one."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ PLACE_OPTIONS = ("out", "force")
 
 
 def names() -> list[str]:
-    """All recipes: the modules in data_prep/recipes/."""
+    """Return the names of all recipes, which are the modules in data_prep/recipes/."""
     return sorted(module.name for module in pkgutil.iter_modules(recipes.__path__))
 
 
 def listing() -> str:
-    """Recipes with a line each, and the commands that make models."""
+    """Return a text with one line for each recipe, and the commands that make models."""
     folder = Path(data_prep.__path__[0])
     lines = ["Data files, each made by `python -m data_prep NAME --out FOLDER` (--help says more):", ""]
     lines += [f"  {name:<18} {_summary(folder / 'recipes' / f'{name}.py')}" for name in names()]
@@ -37,7 +37,7 @@ def listing() -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status: 0, or 2 with one line on what is wrong."""
+    """Run the command line; return the exit status: 0, or 2 after one line on what is wrong."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments or arguments[0] in ("-h", "--help"):
         print(listing())
@@ -83,7 +83,7 @@ def _run(name: str, arguments: list[str]) -> None:
 
 
 def _summary(path: Path) -> str:
-    """First line of a module's docstring, read without running the module."""
+    """Return the first line of a module's docstring, read without running the module."""
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
     assert text, f"{path} has no docstring"
     return text.split("\n", 1)[0]

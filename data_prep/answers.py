@@ -1,4 +1,4 @@
-"""Final answers: numbers in one spelling, and what stands in the last \\boxed{}."""
+"""Final answers: numbers in one spelling, and the content of the last \\boxed{}."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CURRENCY = "$€£"
 
 
 def normal_number(text: str, thousands: bool = False) -> str | None:
-    """A plain decimal number without currency, plus sign or idle zeros; None if it is no number.
+    """Return a plain decimal number without currency, plus sign or needless zeros; None if the text is no number.
 
     `$34.50` -> `34.5`, `007` -> `7`, `-0` -> `0`. With `thousands` also `1,234` -> `1234`, which elsewhere may be two.
     """
@@ -31,7 +31,7 @@ def normal_number(text: str, thousands: bool = False) -> str | None:
 
 
 def last_boxed(text: str) -> str | None:
-    """The content of the last complete \\boxed{...}, braces balanced; None when there is none."""
+    """Return the content of the last complete \\boxed{...}, braces balanced; None when there is none."""
     found = None
     for match in re.finditer(r"\\boxed\s*\{", text):
         depth = 1
@@ -44,9 +44,9 @@ def last_boxed(text: str) -> str | None:
 
 
 def final_answer(value: Any, column: str) -> str:
-    """The answer in a cell: a number in one spelling, what is boxed, or the text without the $ around it.
+    """Return the answer in a cell: a number in one spelling, what is boxed, or the text without the $ around it.
 
-    Raises BadRow when there is none. A list of one is that one; several are joined with commas.
+    Raise BadRow when there is none. The answer in a list of one is that one; several are joined with commas.
     """
     if isinstance(value, list):
         return ", ".join(final_answer(one, column) for one in value) if value else _missing(column)

@@ -1,4 +1,4 @@
-"""Chat messages in source rows: checked, and for preference data split into what was asked and the two replies."""
+"""Chat messages in source rows: check them, and split those of preference data into the prompt and the two replies."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ Message = dict[str, Any]
 
 
 def messages_of(row: Row, column: str, keep: tuple[str, ...] = ()) -> list[Message]:
-    """The messages of a cell: role and content, and the fields in `keep` where a message has them.
+    """Return the messages of a cell: role and content, and the fields in `keep` where a message has them.
 
-    A message without content is kept, with empty text, when it has one of these fields (a tool call). Raises BadRow for
+    A message without content is kept, with empty text, when it has one of these fields (a tool call). Raise BadRow for
     anything that is no list of such messages.
     """
     cell = row.get(column)
@@ -42,9 +42,9 @@ def check_reply(message: Message, column: str) -> None:
 
 
 def preference_pair(chosen: list[Message], rejected: list[Message]) -> Row:
-    """Two conversations that differ in their last message: prompt, chosen and rejected, all lists of messages.
+    """Return prompt, chosen and rejected, all lists of messages, from conversations that differ in their last message.
 
-    Raises BadRow when they differ before, when the last is no reply, when nothing was asked, or when they are equal.
+    Raise BadRow when they differ before, when the last is no reply, when the prompt is empty, or when they are equal.
     """
     for column, messages in (("chosen", chosen), ("rejected", rejected)):
         check_reply(messages[-1], column)

@@ -1,4 +1,4 @@
-"""Finding a part's files: in a folder laid out as the hub repository, or on the hub, fetched through `datasets`."""
+"""Find a part's files: in a folder laid out as the hub repository, or on the hub, fetched through `datasets`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HUB_TIMEOUT_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file of a repository: its path there, and where it lies on this machine."""
+    """A file of a repository: its path there, and its path on this machine."""
 
     name: str
     path: Path
@@ -21,7 +21,7 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class Located:
-    """Where a part's files were found; `commit` is that of the repository, empty for a local folder."""
+    """The places where a part's files were found; `commit` is that of the repository, empty for a local folder."""
 
     files: tuple[SourceFile, ...]
     companion: Path | None
@@ -29,7 +29,7 @@ class Located:
 
 
 def in_folder(part: Part, folder: Path) -> Located:
-    """The part's files below `folder`. Raises ValueError, naming pattern and folder, when there are none."""
+    """Return the part's files below `folder`. Raise ValueError, naming pattern and folder, when there are none."""
     root = folder / part.folder
     if not root.is_dir():
         raise ValueError(f"--source: there is no folder {root}")
@@ -41,9 +41,9 @@ def in_folder(part: Part, folder: Path) -> Located:
 
 
 def on_hub(part: Part) -> Located:
-    """The part's files, downloaded into the hub's cache at one commit.
+    """Return the part's files, downloaded into the hub's cache at one commit.
 
-    Raises ValueError naming the repository, and --source as the way out, when the hub cannot be reached or refuses.
+    Raise ValueError, naming the repository and the option --source, when the hub cannot be reached or refuses.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError

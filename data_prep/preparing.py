@@ -1,4 +1,4 @@
-"""From a recipe's plan to a folder of parquet files and their card; the folder appears complete or not at all."""
+"""Make a folder of parquet files and their card from a recipe's plan; the folder appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Step = Part | Generated
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be made and where. `options` are the recipe's own, as they go into the card."""
+    """The result to be made, and its place. `options` are the recipe's own, as they go into the card."""
 
     recipe: str
     out: Path
@@ -68,7 +68,7 @@ def prepare(order: Order, plan: Sequence[Step]) -> Path:
 
 
 def _replace(out: Path, made: Path) -> None:
-    """Put the finished folder in its place; what was there stays beside it until then."""
+    """Put the finished folder in its place; the earlier one stays beside it until then."""
     old = out.with_name(f".{out.name}.replaced")
     shutil.rmtree(old, ignore_errors=True)
     if out.exists():
@@ -78,7 +78,7 @@ def _replace(out: Path, made: Path) -> None:
 
 
 def _is_there(order: Order) -> bool:
-    """Whether `out` already holds the result. Raises ValueError when it holds anything that may not be replaced."""
+    """Return whether `out` already holds the result. Raise ValueError when its content may not be replaced."""
     if not order.out.exists() or (order.out.is_dir() and not any(order.out.iterdir())):
         return False
     card = order.out / CARD
@@ -101,7 +101,7 @@ def _locate(step: Step, source: Path | None) -> Located | None:
 
 
 def _write(order: Order, plan: Sequence[Step], located: list[Located | None], out: Path) -> dict[str, Any]:
-    """All output files into `out`; returns the card."""
+    """Write all output files into `out`; return the card."""
     schemas: dict[str, dict[str, pa.DataType]] = {}
     for step, place in zip(plan, located, strict=True):
         for name, kind in _columns(step, place).items():
@@ -135,7 +135,7 @@ def _write(order: Order, plan: Sequence[Step], located: list[Located | None], ou
 
 
 def _columns(step: Step, place: Located | None) -> dict[str, pa.DataType]:
-    """Columns of the output: those made, constants, and the source's other columns, which are checked here."""
+    """Return the output's columns: those made, constants, and the source's other columns, which are checked here."""
     made = dict(step.columns)
     if isinstance(step, Generated):
         return made
@@ -154,7 +154,7 @@ def _columns(step: Step, place: Located | None) -> dict[str, pa.DataType]:
 
 
 def _good_rows(step: Step, place: Located | None, tally: Tally) -> Iterator[Row]:
-    """Output rows of a step; bad ones go to the tally."""
+    """Yield the output rows of a step; bad ones go to the tally."""
     if isinstance(step, Generated):
         for number, row in enumerate(step.rows(), 1):
             tally.take()

@@ -22,14 +22,14 @@ T = TypeVar("T")
 
 
 def rows_of(path: Path) -> Iterator[tuple[int, Row | BadRow]]:
-    """Rows with their number from 1: the line in JSON lines, the row or element otherwise."""
+    """Yield rows with their number from 1: the line in JSON lines, the row or element otherwise."""
     if path.suffix == ".parquet":
         return _parquet_rows(path)
     return _json_rows(path)
 
 
 def fields_of(path: Path) -> dict[str, pa.DataType]:
-    """Columns and their types. Of JSON by reading all of it once: a column of mixed types is text (JSON where it is not)."""
+    """Return columns and types. JSON is read whole for them; a column of mixed types is text (JSON where it is not)."""
     if path.suffix == ".parquet":
         return {f.name: f.type for f in _open_parquet(path).schema_arrow}
     found: dict[str, pa.DataType] = {}
@@ -41,14 +41,14 @@ def fields_of(path: Path) -> dict[str, pa.DataType]:
 
 
 def batches(items: Iterable[T], size: int = BATCH_ROWS) -> Iterator[list[T]]:
-    """Lists of at most `size`."""
+    """Yield lists of at most `size` items."""
     iterator = iter(items)
     while batch := list(islice(iterator, size)):
         yield batch
 
 
 def merged(one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    """The type that holds both; text where there is none."""
+    """Return the type that holds both; text where there is none."""
     if one == other:
         return one
     schemas = [pa.schema([("x", one)]), pa.schema([("x", other)])]
@@ -59,7 +59,7 @@ def merged(one: pa.DataType, other: pa.DataType) -> pa.DataType:
 
 
 def as_text(value: Any) -> str | None:
-    """A cell of a text column: text as it is, None as it is, anything else as JSON."""
+    """Return a cell of a text column: text as it is, None as it is, anything else as JSON."""
     return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
@@ -72,7 +72,7 @@ def _type_of(values: list[Any]) -> pa.DataType:
 
 
 def _storable(kind: pa.DataType) -> bool:
-    """Parquet has no struct without fields."""
+    """Return whether parquet can store the type: it has no struct without fields."""
     if pa.types.is_struct(kind):
         return kind.num_fields > 0 and all(_storable(kind.field(i).type) for i in range(kind.num_fields))
     return not pa.types.is_list(kind) or _storable(kind.value_type)

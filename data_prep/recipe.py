@@ -1,4 +1,4 @@
-"""What a recipe says: which files of which repository become which rows. The rest is the same for all recipes.
+"""A recipe says which files of which repository become which rows. The rest is the same for all recipes.
 
 A recipe is a module in data_prep/recipes/ with a docstring (its first line is what the list shows) and two functions:
 `arguments(parser)` adds its options, `plan(options)` returns its parts.
@@ -52,7 +52,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Generated:
-    """Rows made here, without any file, into one output file."""
+    """Rows that are generated here, without any file, for one output file."""
 
     output: str
     columns: Mapping[str, pa.DataType]
@@ -61,7 +61,7 @@ class Generated:
 
 
 def add_source(parser: argparse.ArgumentParser, repository: str | None, revision: str = "main") -> None:
-    """Options saying where the hub's files come from. `repository` None: the recipe names several itself."""
+    """Add the options that say where the hub's files come from. `repository` None: the recipe names several itself."""
     place = parser.add_mutually_exclusive_group(required=True)
     place.add_argument("--from-hub", action="store_true", help="read from the Hugging Face hub")
     place.add_argument("--source", type=Path, metavar="FOLDER", help="read from local files in the hub's layout")
@@ -71,7 +71,7 @@ def add_source(parser: argparse.ArgumentParser, repository: str | None, revision
 
 
 def add_test_fraction(parser: argparse.ArgumentParser) -> None:
-    """For data sets that have no test split of their own."""
+    """Add the option for data sets that have no test split of their own."""
     parser.add_argument(
         "--test-fraction",
         type=_fraction,
@@ -89,7 +89,7 @@ def _fraction(text: str) -> float:
 
 
 def text_of(row: Row, column: str) -> str:
-    """A text cell that says something; raises BadRow when it is missing, empty or no text."""
+    """Return a text cell; raise BadRow when it is missing, empty or no text."""
     value = row.get(column)
     if value is None:
         raise BadRow(f"no '{column}'")

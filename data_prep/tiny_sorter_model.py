@@ -22,7 +22,7 @@ STEPS, BATCH, LEARNING_RATE = 250, 64, 3e-3
 
 
 def teach(untrained: Path, out: Path, seed: int, steps: int = STEPS) -> float:
-    """Supervised steps from the model in `untrained`; writes the result to `out` and returns the last loss."""
+    """Run supervised steps from the model in `untrained`; write the result to `out` and return the last loss."""
     from algs.sft import SFT
     from configs.blocks.rl import Model, Train
     from data_feeds.chat.template import load_tokenizer
@@ -59,7 +59,7 @@ def teach(untrained: Path, out: Path, seed: int, steps: int = STEPS) -> float:
 
 
 def make(out: Path, seed: int = 0) -> Path:
-    """Data and model in `out`, complete or absent; nothing is done when they are there."""
+    """Make data and model in `out`, complete or not at all; do nothing when they are there."""
     if (out / "config.json").exists():
         print(f"{out} is there already")
         return out

@@ -1,4 +1,4 @@
-"""One output file being written: parquet in batches, what was left out and why, and how fast it goes."""
+"""Write one output file: parquet in batches, what was left out and why, and the speed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROW_GROUP_BYTES = 16 << 20
 
 
 class OutputFile:
-    """A parquet file that takes rows one by one and holds a row group of them. Use as a context manager."""
+    """A parquet file that takes rows one by one and holds a row group of them; a context manager."""
 
     def __init__(self, path: Path, columns: Mapping[str, pa.DataType]) -> None:
         self.path = path
@@ -48,7 +48,7 @@ class OutputFile:
         self._writer.close()
 
     def add(self, row: Row, identity: bytes) -> None:
-        """Take one row; columns it lacks are null. `identity` is a digest, of at least 8 bytes, of what it asks."""
+        """Take one row; columns it lacks become null. `identity` is a digest, of at least 8 bytes, of its prompt."""
         self._digests.append(int.from_bytes(identity[:8], "little"))
         self._batch.append(row | {name: as_text(row.get(name)) for name in self._text})
         self.rows += 1
@@ -56,7 +56,7 @@ class OutputFile:
             self._close_batch()
 
     def repeated(self) -> int:
-        """How many rows ask what an earlier one asks."""
+        """Return how many rows have the prompt of an earlier row."""
         return self.rows - len(np.unique(np.frombuffer(self._digests, dtype=np.uint64)))
 
     def _close_batch(self) -> None:
@@ -74,7 +74,7 @@ class OutputFile:
 
 
 class Tally:
-    """Rows read and left out, told to the user as it goes; every bad row also goes to a file of its own."""
+    """The counts of rows read and left out, printed from time to time; every bad row also goes to a file of its own."""
 
     def __init__(self, recipe: str, bad_rows: Path, strict: bool) -> None:
         self.read = 0
@@ -83,7 +83,7 @@ class Tally:
         self._started = self._said = time.monotonic()
 
     def take(self) -> None:
-        """Count a row read; from time to time say how far it is."""
+        """Count a row read; from time to time print the number so far."""
         self.read += 1
         now = time.monotonic()
         if now - self._said >= PROGRESS_SECONDS:
@@ -92,7 +92,7 @@ class Tally:
             print(f"{self._recipe}: {self.read:,} rows read ({rate:,.0f}/s)", file=sys.stderr, flush=True)
 
     def drop(self, bad: BadRow, file: str, row: int) -> None:
-        """Count, show and write down a bad row. Raises ValueError naming it when bad rows are fatal."""
+        """Count, show and write down a bad row. Raise ValueError naming it when bad rows are fatal."""
         where = f"{file} row {row}"
         if self._strict:
             raise ValueError(f"{where}: {bad}; without --strict it is left out and counted")
@@ -107,7 +107,7 @@ class Tally:
 
 
 def digest(value: Any) -> bytes:
-    """16 bytes that stand for a cell or a row."""
+    """Return 16 bytes that stand for a cell or a row."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=_bytes_digest)
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 

@@ -1,4 +1,4 @@
-"""Files that rows name, read from the zip file a repository keeps them in."""
+"""Read files that rows name from the zip file in which a repository keeps them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _IMAGE_STARTS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8", b"BM", b"RIFF")
 
 
 class ZippedFiles:
-    """A zip file, open for reading. Use as a context manager; raises ValueError naming it when it is no zip file."""
+    """A zip file, open for reading. Use it as a context manager; it raises ValueError when the file is no zip file."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -29,7 +29,7 @@ class ZippedFiles:
         self._zip.close()
 
     def image(self, name: str) -> bytes:
-        """The image file's bytes as they are, found by its path or else by its bare name; BadRow when it is not good."""
+        """Return an image file's bytes, found by its path or by its bare name; raise BadRow when it is not good."""
         member = name if name in self._zip.NameToInfo else self._by_bare_name.get(PurePosixPath(name).name)
         if member is None:
             raise BadRow("the image is not in the zip file", name)

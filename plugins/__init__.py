@@ -1,1 +1,1 @@
-"""How a name in a configuration becomes code, ours or the user's, and how its parameters are checked."""
+"""This room turns a name in a configuration into code, ours or the user's, and checks the parameters given to it."""

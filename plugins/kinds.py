@@ -1,7 +1,7 @@
-"""What can be named in a configuration: a table of kinds, ours of each kind, and how a name is found.
+"""Find the code that a configuration names: a table of the kinds of plug-ins, and the list of our own of each kind.
 
-Nothing is registered. Ours are listed by reading the syntax of their files, so that `--help` imports no torch. A user's own
-is `module:name` for every kind.
+Nothing is registered. Our own are listed by reading the syntax of their files, so that `--help` imports no torch. A
+user's own is `module:name` for every kind.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Kind:
-    """Where ours of a kind are, and what one must be: a class if `base` or `methods` are given, otherwise a function."""
+    """A kind of plug-in: where our own are, and what each is (a class with `base` or `methods`, else a function)."""
 
     home: str  # a package with one file for each, or (where `takes` is given) one module with all of them
     base: str = ""  # class that it must inherit from
@@ -56,7 +56,7 @@ RENAMED = {
 
 @dataclass(frozen=True)
 class Listed:
-    """What the syntax of its file says about one of ours."""
+    """One of our own plug-ins, as the syntax of its file shows it."""
 
     module: str
     attribute: str
@@ -65,16 +65,16 @@ class Listed:
 
     @property
     def has_advantages(self) -> bool:
-        """Whether a method can learn from rewards."""
+        """Return whether a method can learn from rewards."""
         return "advantages" in self.methods
 
 
 def find(kind: str, name: str) -> Any:
-    """Return the class or function that a configuration names: one of ours (`grpo`), or a user's own (`my_lab.parts:mine`).
+    """Return the class or function of a configured name: one of ours (`grpo`), or a user's own (`my_lab.parts:mine`).
 
     Raises:
-        ValueError: there is none of that name (the nearest one is named), its module does not import, or it is not what the
-            kind demands.
+        ValueError: there is none of that name (the nearest one is named), its module does not import, or it is of
+            another kind.
     """
     what = f"{kind} '{name}'"
     module_name, colon, attribute = name.partition(":")
@@ -99,7 +99,7 @@ def find(kind: str, name: str) -> Any:
 
 
 def labels(names: Sequence[str]) -> list[str]:
-    """Return short names for logs, unique in the list: a function's own, numbered from its second use on."""
+    """Return short names for logs, unique in the list: the function's name, numbered from its second use on."""
     short = [name.rpartition(":")[2] for name in names]
     earlier = [short[:i].count(name) for i, name in enumerate(short)]
     return [f"{name}#{n + 1}" if n else name for name, n in zip(short, earlier, strict=True)]
@@ -107,7 +107,7 @@ def labels(names: Sequence[str]) -> list[str]:
 
 @cache
 def listed(kind: str) -> dict[str, Listed]:
-    """Return ours of a kind by name, in the order of their files (of the one file, where they share it)."""
+    """Return our own plug-ins of a kind by name, in the order of their files, or of their places in the one file."""
     row = KINDS[kind]
     definitions = _definitions(row.home)
     base = row.base.rpartition(".")[2]
@@ -139,7 +139,7 @@ def _definitions(home: str) -> list[tuple[str, Definition]]:
 
 
 def _lineage(node: Definition, classes: dict[str, ast.ClassDef]) -> list[ast.ClassDef]:
-    """Return a class and those of ours that it inherits from; nothing for a function."""
+    """Return a class and those of our own classes that it inherits from; an empty list for a function."""
     if not isinstance(node, ast.ClassDef):
         return []
     bases = [classes[name] for base in node.bases if (name := ast.unparse(base).rpartition(".")[2]) in classes]
@@ -176,7 +176,7 @@ def _fits(row: Kind, value: Any) -> bool:
 
 
 def _imported(name: str, what: str) -> ModuleType:
-    """Return the module, or raise a ValueError that tells a module that is missing from one that fails."""
+    """Return the module, or raise a ValueError that says whether the module is missing or fails."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""What the author of a reward or a filter can say about it, with a decorator."""
+"""Decorators by which the author of a reward or a filter states facts about it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def checked_by(rule: Callable[..., None]) -> Callable[[F], F]:
-    """Give a function a rule on its parameters that annotations cannot say.
+    """Attach to a function a rule on its parameters that annotations cannot express.
 
     The rule is called before a run starts, as `rule(**parameters)` with defaults filled in. It raises ValueError.
     """
@@ -24,8 +24,8 @@ def checked_by(rule: Callable[..., None]) -> Callable[[F], F]:
 def of_group(function: F) -> F:
     """Mark a reward function as one of a whole group: `f(group, **params)`.
 
-    It is called when all members are generated and paid by the other parts; `trajectory.reward` is the sum so far, None
-    where that failed. It returns a list with what a reward returns, one per member in the group's order.
+    It is called when all members are generated and scored by the other parts; `trajectory.reward` is the sum so far,
+    None where that failed. It returns a list with a reward function's value for each member, in the group's order.
     """
     function.of_group = True  # type: ignore[attr-defined]
     return function
@@ -37,7 +37,7 @@ def is_of_group(function: Callable[..., Any]) -> bool:
 
 
 def group_filter(refill: bool) -> Callable[[F], F]:
-    """Say of a filter whether further prompts are asked in place of groups that it leaves out whole.
+    """Mark a filter with whether further prompts are requested in place of groups that it leaves out whole.
 
     `refill` of the filter's block in the configuration overrides it.
     """

@@ -1,4 +1,4 @@
-"""The name that a mistyped one most likely means, and the hint that says so."""
+"""Find the name that a mistyped one most likely means, and write a hint that says so."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def nearest(word: str, candidates: Iterable[str]) -> str | None:
 
 
 def hint(word: str, candidates: Iterable[str]) -> str:
-    """Return the end of a message about an unknown name: the nearest name, and all names if they are few or none is near."""
+    """Return the end of a message about an unknown name: the nearest one, and all if they are few or none is near."""
     names = list(dict.fromkeys(candidates))
     guess, all_names = nearest(word, names), f"there are: {', '.join(names) or 'none'}"
     if guess is None:

@@ -17,10 +17,10 @@ BOUNDS = ("ge", "gt", "le", "lt")
 
 
 def checked(kind: str, name: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the parameters of what is named, checked by type, bounds and its own rule, with defaults filled in.
+    """Return a plug-in's parameters, checked by type, bounds and its own rule, with defaults filled in.
 
     Raises:
-        ValidationError: located at the wrong parameters.
+        ValidationError: parameters are wrong; it says which.
         ValueError: nothing of that name is found, or its own rule refuses the parameters together.
     """
     plugin = find(kind, name)
@@ -33,7 +33,7 @@ def checked(kind: str, name: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def check(kind: str, name: str, given: dict[str, Any]) -> None:
-    """Do as `checked`, with every problem in one text.
+    """Check parameters as `checked` does, and report every problem in one text.
 
     Raises:
         ValueError: nothing of that name is found, or it does not take these parameters.
@@ -55,7 +55,7 @@ def check(kind: str, name: str, given: dict[str, Any]) -> None:
 
 
 def values_for(plugin: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the parameters of a plug-in that was found. Raises as `checked` does."""
+    """Return the checked parameters of a plug-in that was found. Raise what `checked` raises."""
     values = parameters_of(plugin).model_validate(given).model_dump()
     rule = getattr(plugin, "Params", None) or getattr(plugin, "rule", None)  # see algs.method and plugins.marks
     if rule is not None:
@@ -66,8 +66,8 @@ def values_for(plugin: Any, given: dict[str, Any]) -> dict[str, Any]:
 def parameters_of(plugin: Any) -> type[BaseModel]:
     """Return a pydantic model with the parameters of a plug-in: types, bounds, defaults and help.
 
-    A method's are the fields of its `Params`. A function's are those after its first, with bounds and help from `knob` or
-    from pydantic's `Field`; a function that takes **others takes any further key. Other classes have none.
+    A method's parameters are the fields of its `Params`. A function's are those after its first, with bounds and help
+    from `knob` or from pydantic's `Field`; a function with `**others` takes any further key. Other classes have none.
 
     Raises:
         ValueError: a parameter cannot be given by name.
@@ -100,7 +100,7 @@ def _fields_of_params(params: Any) -> dict[str, Any]:
 
 
 def _fields_of_function(function: Any) -> tuple[dict[str, Any], bool]:
-    """Return the fields, and whether the function takes keys of any further name."""
+    """Return the fields, and whether the function takes any further key."""
     namespace = getattr(inspect.unwrap(function), "__globals__", {})
     fields, takes_others = {}, False
     for name, parameter in list(inspect.signature(function).parameters.items())[1:]:
@@ -120,7 +120,7 @@ def _fields_of_function(function: Any) -> tuple[dict[str, Any], bool]:
 
 
 def _resolved(annotation: Any, namespace: dict[str, Any]) -> Any:
-    """Return the type that an annotation means; Any where there is none, or none that YAML could hold."""
+    """Return the type that an annotation means; Any for none, or for a name imported for type checkers only."""
     if annotation is inspect.Parameter.empty:
         return Any
     holder = SimpleNamespace(__annotations__={"it": annotation})

@@ -1,4 +1,4 @@
-"""What is wrong with one value, in words: pydantic's errors as a user reads them."""
+"""Say what is wrong with one value: pydantic's errors, in words for a user."""
 
 from __future__ import annotations
 

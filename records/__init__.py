@@ -1,1 +1,1 @@
-"""The records in which the rooms meet: prompts, responses, groups."""
+"""This room holds the records that the other rooms exchange: prompts, responses, groups."""

@@ -1,7 +1,7 @@
-"""The records everything meets in: a prompt, one sampled response (trajectory), and all responses of a prompt (group).
+"""The records of all rooms: a prompt, one sampled response (trajectory), and all responses to a prompt (group).
 
-Token-in, token-out: text is decoded for rewards and people, never tokenised again. Imports numpy only, so that reward
-processes start quickly.
+Only token ids are passed on: text is decoded for rewards and people, never tokenised again. This file imports numpy
+only, so that reward processes start quickly.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BoolArray = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Prompt:
-    """One row of a data set, ready to be asked."""
+    """One row of a data set, ready to be sent to an engine."""
 
     prompt_id: str  # unique and stable over runs: source name and row
     messages: list[dict[str, Any]]  # chat messages, system prompt included
@@ -73,8 +73,8 @@ class Trajectory:
         return self.finish_reason == "length"
 
     def with_a_state_after(self) -> Trajectory:
-        """Return the trajectory with one more action token, whose state is the one after the last real token. The token
-        itself is predicted only, never an input, so that which one it is does not matter."""
+        """Return the trajectory with one more action token, whose state is the one after the last real token. It does
+        not matter which token is added, because it is only predicted and never an input."""
 
         def longer(array: np.ndarray, value: float) -> np.ndarray:
             return np.append(array, np.asarray(value, dtype=array.dtype))
@@ -91,7 +91,7 @@ class Trajectory:
 
 @dataclass
 class Group:
-    """All trajectories of one asking of a prompt; sizes may differ between groups."""
+    """All trajectories of one request for a prompt; sizes may differ between groups."""
 
     group_id: str
     prompt: Prompt
@@ -99,23 +99,23 @@ class Group:
 
     @property
     def scored(self) -> list[Trajectory]:
-        """Trajectories with a reward."""
+        """Return the trajectories with a reward."""
         return [t for t in self.trajectories if t.reward is not None]
 
     @property
     def baseline(self) -> list[Trajectory]:
-        """Those whose rewards the advantage is computed from: scored, less what a filter took out of the baseline."""
+        """Return the trajectories that the advantage is computed from: scored, and not removed by a filter."""
         return [t for t in self.scored if t.in_baseline]
 
     @property
     def trained(self) -> list[Trajectory]:
-        """Those that are in the loss: in the baseline, and left out by no filter."""
+        """Return the trajectories that are in the loss: those in the baseline that no filter left out."""
         return [t for t in self.baseline if t.dropped_by is None]
 
 
 def paid_alike(trajectories: Iterable[Trajectory], tolerance: float = 1e-6) -> bool:
-    """Whether all rewards lie within `tolerance`: such a group has no advantage. True of one response; never true of a
-    reward that is Inf or NaN."""
+    """Return whether all rewards lie within `tolerance`: such a group has no advantage. It is true for one response,
+    and never for a reward that is Inf or NaN."""
     rewards = [t.reward for t in trajectories if t.reward is not None]
     if not all(math.isfinite(r) for r in rewards):
         return False

@@ -1,1 +1,1 @@
-"""Generation: records, engines, environments."""
+"""This room generates: engines, environments and filters."""

@@ -1,4 +1,4 @@
-"""What a response meets. Single-turn question answering is the trivial environment, so there is one rollout path."""
+"""An environment answers responses. Single-turn question answering is the simplest one: there is one rollout path."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from records.rollout import Prompt
 
 @dataclass(frozen=True)
 class Step:
-    """What an environment says to a response."""
+    """An environment's answer to a response."""
 
     done: bool
     messages: list[dict[str, Any]] = field(default_factory=list)  # the observation; the chat template renders it
@@ -26,9 +26,9 @@ class Environment(Protocol):
     """
 
     def reset(self, prompt: Prompt) -> list[dict[str, Any]]:
-        """The messages to begin with."""
+        """Return the messages to begin with."""
         ...
 
     def step(self, response: str, token_ids: Sequence[int]) -> Step:
-        """Take one response (its text, and its tokens as sampled) and say what follows."""
+        """Return what follows a response, which is given as its text and as its tokens as they were sampled."""
         ...

@@ -1,4 +1,4 @@
-"""Group filters: which responses are trained on. They run on whole scored groups, before any advantage."""
+"""Group filters decide which responses are trained on. They run on whole scored groups, before any advantage."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def filters_of(blocks: Sequence[Filter]) -> list[GroupFilter]:
 
 
 def apply_filters(filters: Sequence[GroupFilter], groups: Sequence[Group]) -> list[GroupFilter | None]:
-    """Mark what the filters leave out, in the trajectories; returns the filter that left each group out whole, or None.
+    """Mark what the filters leave out, in the trajectories; return the filter that left each group out whole, or None.
 
-    Filters run in order, and what one left out the next need not: each judges what is still trained on. A group without
-    any scored response is not judged (its errors are counted elsewhere), nor is one with a reward that is Inf or NaN:
-    the update has to see it.
+    The filters run in order, and each judges only what the ones before it left in. A group without any scored response
+    is not judged (its errors are counted elsewhere), nor is one with a reward that is Inf or NaN: the update must see
+    it.
 
     Raises:
         ValueError: a filter raised, or its answer is neither a bool nor a bool per trajectory.
@@ -70,7 +70,7 @@ def _filtered(filters: Sequence[GroupFilter], group: Group) -> GroupFilter | Non
 
 
 def _kept(used: GroupFilter, group: Group) -> list[bool]:
-    """A filter's answer as one flag per trajectory."""
+    """Return a filter's answer as one flag per trajectory."""
     what = f"filter '{used.name}' on prompt {group.prompt.prompt_id}"
     try:
         answer = used.function(group, **used.params)

@@ -1,7 +1,7 @@
 """A rollout worker: one engine, its environments and its scoring processes, in one Ray actor.
 
-All requested responses run at once (continuous batching, no barrier), each scored as soon as it is finished.
-Nothing but finished groups goes back to the driver: `submit` begins them, `collect` brings them.
+All requested responses run at once (continuous batching, no barrier), and each is scored as soon as it is finished.
+Only finished groups go back to the driver: `submit` begins them, `collect` returns them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class EngineCounters:
 
 @dataclass(frozen=True)
 class _Turn:
-    """One generation, and what the environment said to it (nothing after the last)."""
+    """One generation, and the environment's answer to it (empty after the last one)."""
 
     made: Generation
     text: str
@@ -58,7 +58,7 @@ class _Turn:
 
 
 class RolloutWorker:
-    """Owns one engine. Methods are asynchronous, so that weights can be pushed while responses are being generated."""
+    """A worker with one engine. Its methods are asynchronous, so weights can be loaded during generation."""
 
     def __init__(self, engine: VLLMEngine, model: Model, reward: Reward, environment: str) -> None:
         self.engine = engine
@@ -75,11 +75,11 @@ class RolloutWorker:
         return time.monotonic() - self.engine.paused_seconds()
 
     async def start(self) -> None:
-        """Load the model and the rewards; what does not load raises here."""
+        """Load the model and the rewards; raise what keeps them from loading."""
         await asyncio.gather(self.engine.start(), self.scoring.start())
 
     async def submit(self, requests: list[GroupRequest]) -> None:
-        """Begin every response of every request, in this order, and return at once. The groups come out of `collect`."""
+        """Begin every response of every request, in this order, and return at once. `collect` returns their groups."""
         for request in requests:
             assert request.group_id not in self._under_way, f"group {request.group_id} is under way already"
             task = asyncio.create_task(self._requested_group(request))
@@ -90,8 +90,8 @@ class RolloutWorker:
         """Return the groups that finished since the last call, in order of finishing, and the counters of this moment.
         Wait at most this long when no group has finished.
 
-        Raise what a group raised (an environment's own error, WeightLoadError), once, with a note saying which group; the
-        other groups stay for the next call.
+        Raise once what a group raised (an environment's own error, WeightLoadError), with a note that names the group;
+        the other groups stay for the next call.
         """
         if not self._ended:
             self._one_ended.clear()
@@ -111,7 +111,7 @@ class RolloutWorker:
         )
 
     async def cancel(self, group_ids: list[str]) -> None:
-        """End these groups' responses; `collect` returns none of them from now on. Unknown ids have no effect."""
+        """End these groups' responses; `collect` will return none of them. Unknown ids have no effect."""
         cancelled = {group_id: self._under_way.pop(group_id) for group_id in group_ids if group_id in self._under_way}
         self._ended = [group_id for group_id in self._ended if group_id not in cancelled]
         for task in cancelled.values():
@@ -119,8 +119,8 @@ class RolloutWorker:
         await asyncio.gather(*cancelled.values(), return_exceptions=True)  # nobody wants their results any more
 
     async def probe(self, prompts: list[Prompt], sampling: Sampling, step: int) -> list[Trajectory]:
-        """Return short unscored continuations under the weights of this moment, for comparison with the trainer. The engine
-        alone makes them: no environment hears of them."""
+        """Return short unscored continuations under the weights of this moment, for comparison with the trainer. They
+        are made by the engine alone, without an environment."""
 
         async def continued(request: GroupRequest) -> Trajectory:
             ids, prompt_id = self._prompt_ids(request.prompt), f"{request.prompt.prompt_id}#0"
@@ -202,7 +202,7 @@ class RolloutWorker:
 def _joined(
     request: GroupRequest, sample: int, prompt_ids: np.ndarray, turns: list[_Turn], seconds: float
 ) -> Trajectory:
-    """One trajectory of all turns: what was generated is trained on, what was observed is context."""
+    """Return one trajectory of all turns: generated tokens are trained on, observed ones are only context."""
     ids, logprobs, versions, actions, numbers = [], [], [], [], []
     for number, turn in enumerate(turns):
         observed = len(turn.observation)

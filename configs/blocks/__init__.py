@@ -1,1 +1,1 @@
-"""The schema: what a configuration may say, one file a block."""
+"""This room holds the schema, which says what a configuration may contain: one file per block."""

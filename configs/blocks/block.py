@@ -14,7 +14,7 @@ from plugins.parameters import checked, parameters_of
 
 
 class Block(BaseModel):
-    """Keys are closed, types are strict (true is no 1, "8" is no 8), values are frozen."""
+    """A block of keys: no others are taken, types are strict (true is no 1, "8" is no 8), values are frozen."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
 
@@ -64,7 +64,7 @@ class Component(Named):
 
 
 def parameter_fields(kind: str, name: Any) -> dict[str, Any]:
-    """Return the parameters of what a raw block names, as pydantic fields; none when it names nothing that is found."""
+    """Return the parameters of what a raw block names, as pydantic fields; empty when nothing of that name is found."""
     if not isinstance(name, str):
         return {}
     try:
@@ -74,6 +74,6 @@ def parameter_fields(kind: str, name: Any) -> dict[str, Any]:
 
 
 def error_at(key: str, text: str, given: Any) -> ValidationError:
-    """Return a problem of one key, to be raised from a validator of the block that it stands in."""
+    """Return the error of one key, to be raised by a validator of the key's block."""
     error = PydanticCustomError("rule", "{text}", {"text": text})
     return ValidationError.from_exception_data("block", [InitErrorDetails(type=error, loc=(key,), input=given)])

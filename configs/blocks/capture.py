@@ -1,4 +1,4 @@
-"""Which optimizer steps a run keeps whole, for the step debugger."""
+"""The block `capture:`, which says which updates a run keeps whole for the step debugger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an evaluation of a model on its own may say (main_eval.py)."""
+"""The configuration of an evaluation of a model on its own (main_eval.py)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from configs.blocks.rl import Data, Model, Reward, Run
 
 
 class EvalRun(Block):
-    """How an evaluation on its own samples: pass@k needs at least k samples per prompt."""
+    """How an evaluation on its own draws responses: pass@k needs at least k samples per prompt."""
 
     samples_per_prompt: int = Field(
         8, ge=1, description="Sampled responses per prompt; pass@k is estimated for k = 1, 2, 4, ... up to this."

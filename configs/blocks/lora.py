@@ -44,5 +44,5 @@ class Lora(Block):
 
     @property
     def scale(self) -> float:
-        """What B A is multiplied by."""
+        """Return the factor on B A."""
         return self.alpha / (self.rank**0.5 if self.rank_stabilised else self.rank)

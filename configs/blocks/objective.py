@@ -1,4 +1,4 @@
-"""What stands around a method's loss, independent of the method: baseline, aggregation, KL, off-policy correction, critic."""
+"""The blocks around a method's loss, independent of the method: advantage, KL, off-policy correction, critic."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class KL(Block):
 
 
 class Objective(Block):
-    """What stands around the method's own loss. Empty keys take the method's own choice."""
+    """The settings around the method's own loss. Empty keys take the method's own choice."""
 
     advantage: Advantage | None = Field(
         None, description="A function in algs/advantages.py or your own, in place of the method's advantage."
@@ -63,7 +63,7 @@ class Objective(Block):
     entropy_coef: float = Field(0.0, ge=0, description="Weight of an entropy bonus.")
 
     def advantage_function(self, method: Any) -> Callable[..., Any]:
-        """Return what makes the advantages: the function in `advantage`, or that of the method (a PolicyMethod)."""
+        """Return the function that computes advantages: that in `advantage`, or the method's (a PolicyMethod's)."""
         advantages: Callable[..., Any] = method.advantages
         return advantages if self.advantage is None else self.advantage.bound()
 

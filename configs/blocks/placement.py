@@ -1,4 +1,4 @@
-"""Who gets which devices: trainer and engines on the same ones in turn, or each on their own."""
+"""The block `placement:`: trainer and engines use the same devices in turn, or have devices of their own."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What a configuration may say. The field descriptions are the only documentation of a knob: `--help` and
-docs/CONFIG.md are generated from them.
+"""The configuration of a reinforcement learning job. The field descriptions are the only documentation of a key:
+`--help` and docs/CONFIG.md are generated from them.
 
-Unknown keys, wrong types and out-of-range numbers are refused here. Rules that span keys are in configs/rules and are applied
-by configs.reading.load; rules that need the machine or the file system are in orchestration/start/preflight.py.
+Unknown keys, wrong types and out-of-range numbers are refused here. Rules that span keys are in configs/rules and are
+applied by configs.reading.load; rules that need the machine or the files are in orchestration/start/preflight.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Dtype = Literal["float32", "bfloat16"]
 
 
 class Run(Block):
-    """Where a run lives and what makes it repeatable."""
+    """The folder of a run, and what makes the run repeatable."""
 
     name: str = Field("run", min_length=1, description="Name of the run; its directory is <dir>/<name>.")
     dir: str = Field("runs", min_length=1, description="Folder that holds run directories.")
@@ -58,7 +58,7 @@ class Model(Block):
 
 
 class Data(Block):
-    """What is asked: training prompts and held-out prompts that share nothing with them."""
+    """The prompts: training prompts, and held-out prompts that share nothing with them."""
 
     sources: list[Source] = Field(min_length=1, description="Training prompts, taken together.")
     heldout_sources: list[Source] = Field(
@@ -132,7 +132,7 @@ class RewardPart(Named):
 
 
 class Reward(Block):
-    """How responses are scored: in their own processes, with a time-out that kills."""
+    """How responses are scored: in separate processes, which are killed at a time-out."""
 
     parts: list[RewardPart] = Field(min_length=1, description="Parts of the reward.")
     workers: int = Field(1, ge=1, description="Scoring processes beside each engine.")
@@ -217,7 +217,7 @@ class Eval(Block):
 
 
 class Checkpoint(Block):
-    """What is kept of the policy."""
+    """Which weights of the policy are kept."""
 
     every: int = Field(0, ge=0, description="Steps between checkpoints; 0: only at the end.")
     keep: int = Field(2, ge=1, description="Checkpoints kept; older ones that this run made are removed.")
@@ -256,6 +256,6 @@ class RLConfig(Block):
 
     @property
     def colocate(self) -> bool | None:
-        """placement.colocate, where None means "when devices are few"; False where both sides work at the same time."""
+        """Return placement.colocate (None: "when devices are few"), or False when both sides work at the same time."""
         in_turn = self.schedule.mode == "sync" or self.schedule.pause_while_training
         return self.placement.colocate if in_turn else False

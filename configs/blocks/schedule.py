@@ -1,4 +1,4 @@
-"""When generation and training run: in turn or at the same time; and what is done when a process is lost or stands still."""
+"""The blocks `schedule:`, on when generation and training run, and `failures:`, on lost and standing processes."""
 
 from __future__ import annotations
 
@@ -63,16 +63,16 @@ class Schedule(Block):
 
     @property
     def staleness(self) -> int:
-        """Versions a token may be older than the policy it trains; 0 in sync mode."""
+        """Return how many versions older a token may be than the policy that it trains; 0 in sync mode."""
         return self.max_staleness if self.mode == "overlap" else 0
 
     @property
     def oldest(self) -> int:
-        """The same of groups that are trained on again; 0: every token is of the policy that it trains."""
+        """Return the same with groups that are trained on again. 0: every token is of the policy it trains."""
         return self.staleness + self.replay_buffer_versions
 
     def replayed_groups(self, prompts_per_step: int) -> int:
-        """How many groups of a batch are trained on again, once there are so many."""
+        """Return how many groups of a batch are trained on again, once the buffer holds so many."""
         return round(self.replay_buffer_share * prompts_per_step)
 
 

@@ -1,4 +1,4 @@
-"""The block of one data source: where rows come from and which columns mean what."""
+"""The block of one data source: where its rows are, and what its columns mean."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ FILE_ENDINGS = (".parquet", ".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.
 
 
 class Source(Block):
-    """One source of rows: a reasoning_gym task, a file, or a Hugging Face data set. Exactly one of `reasoning_gym`, `file`
-    and `dataset`. Which columns are read depends on what the method learns from."""
+    """One source of rows: a reasoning_gym task, a file, or a Hugging Face data set. Exactly one of `reasoning_gym`,
+    `file` and `dataset` must be given. The columns that are read depend on what the method learns from."""
 
     reasoning_gym: str | None = Field(None, description="Name of a reasoning_gym generator, e.g. chain_sum.")
     params: dict[str, Any] = Field(

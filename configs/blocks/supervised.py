@@ -1,4 +1,4 @@
-"""What a supervised or preference job may say (main_sl.py): SFT, DPO and kin, reward models."""
+"""The configuration of a supervised or preference job (main_sl.py): SFT, DPO and similar methods, reward models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from configs.blocks.training import SLTrain
 
 
 class SLObjective(Block):
-    """What stands around the method's loss. Empty keys take the method's own choice."""
+    """The settings around the method's loss. Empty keys take the method's own choice."""
 
     aggregation: Literal["token_mean", "sequence_mean", "prompt_mean"] | None = Field(
         None,

@@ -11,10 +11,10 @@ from configs.blocks.source import Source
 
 
 class SLData(Block):
-    """What is learned from: rows that train, and held-out rows that share nothing with them.
+    """The rows to learn from, and held-out rows that share nothing with them.
 
-    The method says which columns of a row it reads: a demonstration's prompt and answer (or its messages), a pair's chosen
-    and rejected response, a labelled row's response and label.
+    The method decides which columns of a row it reads: a demonstration's prompt and answer (or its messages), a pair's
+    chosen and rejected response, a labelled row's response and label.
     """
 
     sources: list[Source] = Field(min_length=1, description="Training rows.")

@@ -1,4 +1,4 @@
-"""How new weights reach the engines, and how it is proven that they did."""
+"""The block `sync:`: how new weights reach the engines, and how it is checked that they did."""
 
 from __future__ import annotations
 

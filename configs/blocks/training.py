@@ -1,4 +1,4 @@
-"""How weights are updated: what reinforcement and supervised learning have in common, and what each adds."""
+"""The blocks `train:`: what reinforcement and supervised learning have in common, and what each adds."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""From a YAML file and --set to a checked configuration, or to messages that name the key and the way out."""
+"""This room turns a YAML file and --set into a checked configuration, or into messages with a remedy each."""

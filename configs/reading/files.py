@@ -1,4 +1,4 @@
-"""One job from its YAML file and the files that this one extends: values, and where each of them stands."""
+"""Read one job from its YAML file and the files that this one extends: its values, and the place of each of them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Origins = dict[Location, str]
 
 
 def read_job(path: Path) -> tuple[dict[str, Any], Origins]:
-    """The file's top-level block laid over that of the file it `extends`, and where each key stands ("line 3").
+    """Return the file's top-level block laid over that of the file it `extends`, and the place of each key ("line 3").
 
-    Blocks merge key by key; lists, texts and numbers replace. The algorithm block replaces whole when it names another
-    method, and a block that names a `function` when it names another: one's parameters are not the other's.
+    Blocks merge key by key; lists, texts and numbers replace. The algorithm block replaces as a whole when it names
+    another method, and a block that names a `function` when it names another one, because their parameters differ.
 
     Raises:
         ValueError: a file is missing, unreadable, empty or no block of keys, or files extend one another in a circle.
@@ -28,7 +28,7 @@ def read_job(path: Path) -> tuple[dict[str, Any], Origins]:
 
 
 def _read(path: Path, job: Path, below: tuple[Path, ...]) -> tuple[dict[str, Any], Origins]:
-    """`below` are the files on the way from the job to this one."""
+    """Return what `read_job` does for one file. `below` are the files on the way from the job to this one."""
     block, lines = _one_file(path)
     origins = {place: f"line {line}" if path == job else f"line {line} of {path}" for place, line in lines.items()}
     if EXTENDS not in block:
@@ -49,7 +49,7 @@ def _read(path: Path, job: Path, below: tuple[Path, ...]) -> tuple[dict[str, Any
 def _laid_over(
     base: dict[Any, Any], base_origins: Origins, block: dict[Any, Any], origins: Origins, at: Location
 ) -> tuple[dict[Any, Any], Origins]:
-    """A block's keys over another's, and where each now stands. Nothing is changed in place: YAML may share blocks."""
+    """Return a block's keys laid over another's, and their places. Copy the blocks, because YAML may share them."""
     merged, merged_origins = dict(base), dict(base_origins)
     for key, value in block.items():
         place = (*at, key)

@@ -1,8 +1,8 @@
-"""From a YAML file and `--set` overrides to a checked configuration, and back to YAML.
+"""Load a checked configuration from a YAML file and `--set` overrides, and write one back to YAML.
 
     config = load("configs/grpo.yaml", RLConfig, overrides=["train.steps=10"])
 
-Whatever is wrong ends in one ConfigError that lists every problem found, each with its dotted key and the way out.
+Every mistake ends in one ConfigError that lists all problems found, each with its dotted key and the remedy.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ FROM_COMMAND_LINE = "from the command line"  # in place of a line
 
 
 class ConfigError(ValueError):
-    """What is wrong with the user's configuration, files or machine: one message, every problem, the way out."""
+    """The error of a wrong configuration, file or machine: one message with every problem and its remedy."""
 
 
 def load(
     path: str | os.PathLike[str], schema: type[Config], overrides: Sequence[str] = (), run_dir: str | None = None
 ) -> Config:
-    """A configuration from a YAML file.
+    """Return a checked configuration from a YAML file.
 
     Args:
         path: the YAML file; one that it `extends` is read first.
-        schema: RLConfig or EvalConfig.
+        schema: RLConfig, SLConfig or EvalConfig.
         overrides: "a.b.c=value" each, applied in order; values are YAML, list items go by index
             (data.sources.0.size=50).
         run_dir: the run's directory; replaces run.dir and run.name.
@@ -76,7 +76,7 @@ def load(
 
 
 def checked(config: Config) -> Config:
-    """Return a configuration that was made in code as `load` would return it: completed, and held to every rule.
+    """Return a configuration that was made in code as `load` would return it: completed, and checked by every rule.
 
     Raises:
         ConfigError: a rule refuses it.
@@ -107,7 +107,7 @@ def _set_run_dir(raw: dict[str, Any], run_dir: str, origins: dict[yaml_text.Loca
 
 
 def _override(raw: dict[str, Any], override: str, origins: dict[yaml_text.Location, str]) -> Problems:
-    """Put one `a.b.c=value` into the raw configuration, in place; whether the key exists is the schema's to say."""
+    """Put one `a.b.c=value` into the raw configuration, in place; the schema checks later whether the key exists."""
     path, equals, text = override.partition("=")
     keys = path.strip().split(".")
     if not equals or not all(keys):
@@ -156,7 +156,7 @@ def _config_error(path: str, found: Problems, origins: dict[yaml_text.Location, 
 
 
 def to_yaml(config: Block) -> str:
-    """The configuration with every default written out; `load` reads it back equal."""
+    """Return the configuration as YAML, with every default; `load` reads it back equal."""
     return yaml_text.dump(config.model_dump())
 
 
@@ -185,5 +185,5 @@ def method_from_text(name: str, settings: Sequence[str] = ()) -> PolicyMethod:
 
 
 def run_directory(config: RLConfig | SLConfig | EvalConfig) -> Path:
-    """<run.dir>/<run.name>."""
+    """Return the path <run.dir>/<run.name>."""
     return Path(config.run.dir) / config.run.name

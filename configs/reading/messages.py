@@ -1,4 +1,4 @@
-"""Validation errors as a user reads them: the dotted key, what is wrong with the value given, and the way out."""
+"""Validation errors as a user reads them: the dotted key, what is wrong with the value given, and the remedy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from plugins.wording import shown, text_of
 
 
 def problems(error: ValidationError, schema: type[BaseModel], raw: Any) -> list[tuple[Location, str]]:
-    """Each problem as (location, text); the text begins with the dotted key."""
+    """Return each problem as (location, text); the text begins with the dotted key."""
     found = []
     for item in error.errors(include_url=False):
         location: Location = item["loc"]
@@ -34,7 +34,7 @@ def _dotted(location: Location) -> str:
 
 
 def _text(item: dict[str, Any], location: Location, schema: type[BaseModel], raw: Any) -> str:
-    """Return what is wrong, with what only the schema knows: which keys there are and what a missing one is for."""
+    """Return what is wrong, with what only the schema knows: the keys that exist, and the purpose of a missing one."""
     kind = item["type"]
     if kind == "extra_forbidden" and _dotted(location) in RENAMED_KEYS:
         return f"is now called {RENAMED_KEYS[_dotted(location)]}; rename the key"
@@ -50,14 +50,14 @@ def _text(item: dict[str, Any], location: Location, schema: type[BaseModel], raw
 
 
 def _about(field: FieldInfo | None) -> str:
-    """What a key is for: its description, or the first line of its block's."""
+    """Return the purpose of a key: its description, or the first line of its block's docstring."""
     block = model_of(field.annotation) if field else None
     about = (field.description if field else None) or (inspect.getdoc(block) if block else None) or ""
     return about.partition("\n")[0]
 
 
 def _suggestion(location: Location, schema: type[BaseModel], raw: Any) -> str:
-    """Where the unknown key probably belongs: a near name in its block, the same or a near name elsewhere."""
+    """Return where the unknown key probably belongs: a near name in its block, the same or a near name elsewhere."""
     block, key = location[:-1], str(location[-1])
     here = list(fields_at(schema, block, raw))
     if guess := nearest(key, here):
@@ -72,8 +72,8 @@ def _suggestion(location: Location, schema: type[BaseModel], raw: Any) -> str:
 
 
 def fields_at(schema: type[BaseModel], location: Location, raw: Any) -> dict[str, Any]:
-    """The pydantic fields of the block at a location, or the parameters of the method or function that the raw
-    configuration names there; empty when none is."""
+    """Return the pydantic fields of the block at a location, or the parameters of the method or function that the raw
+    configuration names there; an empty dict when there is none."""
     model: type[BaseModel] | None = schema
     node = raw
     for part in location:
@@ -94,14 +94,14 @@ def fields_at(schema: type[BaseModel], location: Location, raw: Any) -> dict[str
 
 
 def model_of(annotation: Any) -> type[BaseModel] | None:
-    """The block inside an annotation: Train, list[Source], Model | None."""
+    """Return the block inside an annotation such as Train, list[Source] or Model | None; None without one."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((model for inner in get_args(annotation) if (model := model_of(inner))), None)
 
 
 def dotted_keys(schema: type[BaseModel], prefix: str = "") -> list[str]:
-    """Every key of a schema by its dotted path; list items are left out of the path."""
+    """Return every key of a schema by its dotted path; list items are left out of the path."""
     keys = []
     for name, field in schema.model_fields.items():
         keys.append(f"{prefix}{name}")

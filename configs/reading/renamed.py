@@ -1,4 +1,4 @@
-"""Names that earlier versions used, and what they are called now. A configuration that still uses one is refused."""
+"""Keys that earlier versions used, and their present names. A configuration that still uses one is refused."""
 
 RENAMED_KEYS = {
     "replay": "capture",

@@ -1,5 +1,4 @@
-"""YAML in and out, without YAML 1.1's traps: 3e-5 is a number, a key given twice is refused, and every value knows its
-line so that messages can point at it."""
+"""YAML without YAML 1.1's traps: 3e-5 is a number, a key given twice is refused, and every value knows its line."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ _SCIENTIFIC = re.compile(r"^[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9][0-9_]*)[e
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML that reads 3e-5 as a number and refuses duplicate keys."""
+    """Load safe YAML: read 3e-5 as a number and refuse duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: dict[str, yaml.Mark] = {}
@@ -32,7 +31,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes what `_Loader` reads: texts that look like numbers get quotes, shared values are written out."""
+    """Write what `_Loader` reads: texts that look like numbers get quotes, shared values are written out."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -48,7 +47,7 @@ for _class in (_Loader, _Dumper):
 
 
 def parse(text: str, source: str) -> tuple[Any, dict[Location, int]]:
-    """The value a YAML text holds, and the line (from 1) of every key and list item in it.
+    """Return the value of a YAML text, and the line (from 1) of every key and list item in it.
 
     Raises:
         ValueError: it is no YAML; the message names source, line and column.
@@ -78,7 +77,7 @@ def parse(text: str, source: str) -> tuple[Any, dict[Location, int]]:
 
 
 def _plain(error: yaml.MarkedYAMLError) -> str:
-    """The parser's complaint, with what usually causes it."""
+    """Return the parser's complaint, with its usual cause."""
     text = ", ".join(part for part in (error.context, error.problem) if part)
     if "'\\t'" in text:
         return f"{text} (indent with spaces, not tabs)"
@@ -100,5 +99,5 @@ def _note_lines(node: yaml.Node, location: Location, lines: dict[Location, int])
 
 
 def dump(value: Any) -> str:
-    """YAML text of plain values, keys in their order, that `parse` reads back equal."""
+    """Return plain values as YAML text, keys in their order, that `parse` reads back equal."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)

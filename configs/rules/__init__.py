@@ -1,1 +1,1 @@
-"""Rules that span several keys of a configuration."""
+"""This room holds the rules that span several keys of a configuration."""

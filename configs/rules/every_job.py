@@ -23,7 +23,7 @@ WARNINGS: dict[type[Block], Callable[[Any], Iterator[str]]] = {
 
 
 def problems_of(config: Block) -> list[Problem]:
-    """Return why a configuration is refused, each as (dotted key, message with the way out)."""
+    """Return why a configuration is refused, each as (dotted key, message with the remedy)."""
     return list(PROBLEMS[type(config)](config))
 
 

@@ -9,7 +9,7 @@ from configs.rules.problem import Problem
 
 
 def lora_problems(lora: Lora | None, merged_checkpoints: bool) -> Iterator[Problem]:
-    """Yield what is wrong, with or without the block."""
+    """Yield what is wrong with the LoRA block, or with its absence."""
     if merged_checkpoints and lora is None:
         yield "checkpoint.merged", "there is nothing to merge without lora; leave it out, or add a lora block"
 

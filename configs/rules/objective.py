@@ -1,6 +1,6 @@
-"""Rules on the method and what stands around it: combinations that make no sense, each with its reason and the way out.
+"""Rules on the method and what surrounds it: combinations that make no sense, each with its reason and the remedy.
 
-What a method, an advantage or a correction does is not declared anywhere: they are asked, on made-up data (algs/introspection).
+Methods, advantages and corrections do not declare what they do: they are run on made-up data (algs/introspection).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def objective_problems(config: RLConfig) -> Iterator[Problem]:
 
 
 def objective_warnings(config: RLConfig) -> Iterator[str]:
-    """Yield what runs, but probably not as meant."""
+    """Yield what runs, but probably not as the user means it."""
     from algs.introspection.method_facts import reads, rejects
 
     objective, default = config.objective, KL()
@@ -207,9 +207,9 @@ def _shape(found: Any) -> Any:
 
 
 def _asked(what: str, question: Callable[..., Any], *given: Any) -> Any:
-    """The answer, or a ValueError that says what failed: the user's own code may fail in any way.
+    """Return the answer; raise ValueError that says what failed, since the user's own code may fail in any way.
 
-    The line in that code is named, except for a ValueError, which is taken to explain itself.
+    The line in that code is named, except for a ValueError, whose text is expected to explain itself.
     """
     try:
         return question(*given)

@@ -1,4 +1,4 @@
-"""Rules on what is passed through to DeepSpeed and vLLM: it may not say what a key of ours says."""
+"""Rules on settings that are passed through to DeepSpeed and vLLM: they may not repeat what a key of ours sets."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _passed_through(key: str, block: dict[str, Any], owned: dict[str, str]) -> I
 
 
 def deepspeed_problems(train: Optimization) -> Iterator[Problem]:
-    """Yield what train.deepspeed may not say because a key of ours does, or because DeepSpeed would drop it."""
+    """Yield what train.deepspeed may not contain, because a key of ours sets it or because DeepSpeed would drop it."""
     yield from _passed_through("train.deepspeed", train.deepspeed, OWNED_BY_DEEPSPEED)
     yield from _auto_values("train.deepspeed", train.deepspeed)
 
@@ -64,7 +64,7 @@ def _auto_values(key: str, node: Any) -> Iterator[Problem]:
 
 
 def engine_problems(key: str, engine: dict[str, Any]) -> Iterator[Problem]:
-    """Yield what an `engine` block may not say because a key of ours does, and shares that are none."""
+    """Yield what an `engine` block may not contain because a key of ours sets it, and shares outside of 0 to 1."""
     yield from _passed_through(key, engine, OWNED_BY_ENGINE)
     utilization = engine.get("gpu_memory_utilization")
     if utilization is not None and not (isinstance(utilization, int | float) and 0 < utilization <= 1):

@@ -1,4 +1,4 @@
-"""Rules on who gets which devices and cores."""
+"""Rules on which process gets which devices and cores."""
 
 from __future__ import annotations
 

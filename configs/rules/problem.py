@@ -1,4 +1,4 @@
-"""What a rule finds wrong."""
+"""The type of what a rule finds wrong."""
 
 from __future__ import annotations
 

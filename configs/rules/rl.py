@@ -1,7 +1,7 @@
 """Rules that span keys of a reinforcement learning job.
 
-A problem refuses a configuration; it is (dotted key, message with the way out). A warning lets it run and says what the user
-should know. Each function yields all it finds, so that one message lists them.
+A problem refuses a configuration; it is (dotted key, message with the remedy). A warning lets it run and says what the
+user should know. Each function yields all that it finds, so that one message lists them.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _batch(config: RLConfig) -> Iterator[Problem]:
 
 
 def _around(value: int, allowed: list[int]) -> str:
-    """The allowed values next below and above, as text."""
+    """Return the allowed values next below and above, as text."""
     below = [n for n in allowed if 0 < n < value][-1:]
     return " or ".join(str(n) for n in below + [n for n in allowed if n > value][:1])
 

@@ -15,8 +15,8 @@ ONLY_IN_OVERLAP = ("max_staleness", "in_flight", "over_issue", "pause_while_trai
 def with_correction(config: RLConfig) -> RLConfig:
     """Return the configuration, with truncated importance weights where tokens may be older than the policy they train.
 
-    Left as they are: a list of corrections that the user wrote (an empty one too), a method that weighs by mu itself, and the
-    engine's log-probabilities as pi_old.
+    These are left unchanged: a list of corrections that the user wrote (an empty one too), a method that weighs by mu
+    itself, and the engine's log-probabilities as pi_old.
     """
     objective = config.objective
     if config.schedule.oldest == 0 or "corrections" in objective.model_fields_set or objective.old_logprobs == "engine":
@@ -29,7 +29,7 @@ def with_correction(config: RLConfig) -> RLConfig:
 
 
 def _read(config: RLConfig) -> frozenset[str] | None:
-    """Return what the method's loss reads; None when it fails, which objective_problems reports, with the line."""
+    """Return what the method's loss reads; None when it fails, which objective_problems reports with the line."""
     from algs.introspection.method_facts import reads  # imports torch; --help must not
 
     try:
@@ -76,7 +76,7 @@ def schedule_problems(config: RLConfig) -> Iterator[Problem]:
 
 
 def _ahead_warnings(schedule: Schedule, prompts: int) -> Iterator[str]:
-    """Warn of staleness that is left unused where one batch at a time is asked."""
+    """Warn of staleness that is left unused because one batch at a time is requested."""
     fresh = prompts - schedule.replayed_groups(prompts)
     if schedule.over_issue is None or round(schedule.over_issue * fresh) > 0:
         return
@@ -91,7 +91,7 @@ def _ahead_warnings(schedule: Schedule, prompts: int) -> Iterator[str]:
 
 
 def schedule_warnings(config: RLConfig) -> Iterator[str]:
-    """Yield what runs, but probably not as meant."""
+    """Yield what runs, but probably not as the user means it."""
     schedule, objective = config.schedule, config.objective
     if schedule.mode == "sync":
         for key in ONLY_IN_OVERLAP:

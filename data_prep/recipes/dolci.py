@@ -1,6 +1,6 @@
 """Dolci, what Olmo 3 was post-trained on: conversations (sft), preference pairs (dpo), prompts (rl).
 
---set sft   allenai/Dolci-Instruct-SFT   2,152,112 rows -> messages (with functions and function_calls where a turn has them)
+--set sft   allenai/Dolci-Instruct-SFT   2,152,112 rows -> messages (functions and function_calls where a turn has them)
 --set dpo   allenai/Dolci-Instruct-DPO     259,922 rows -> prompt, chosen, rejected
 --set rl    allenai/Dolci-Instruct-RL      169,964 rows -> prompt, answer (several ground truths: a JSON list)
 
@@ -36,7 +36,7 @@ def from_pair(row: Row) -> Row:
 
 
 def from_prompt(row: Row) -> Row:
-    """The prompt column is the conversation written as lines `role: text`; nearly all are one user turn."""
+    """Return prompt and answer. The prompt column holds lines `role: text`; nearly all are one user turn."""
     text = text_of(row, "prompt")
     if text.startswith(("user: ", "system: ", "assistant: ")) and _FURTHER_ROLE.search(text):
         raise BadRow("the prompt is a conversation written as text")

@@ -1,6 +1,6 @@
 """HH-RLHF: 160,800 pairs of replies, one preferred for being helpful or harmless.
 
-prompt: the dialogue up to the last reply; chosen and rejected: that reply, all as chat messages. subset: where it is from.
+prompt: the dialogue up to the last reply; chosen and rejected: that reply, all as chat messages. subset: its origin.
 Pairs whose dialogues differ before the last reply are left out and counted.
 """
 
@@ -47,9 +47,9 @@ def convert(row: Row) -> Row:
 
 
 def transcript(text: str, column: str) -> list[Message]:
-    """The messages of a transcript of turns `\\n\\nHuman: ...` and `\\n\\nAssistant: ...`, each with its text as it stands.
+    """Return the messages of a transcript of turns `\\n\\nHuman: ...` and `\\n\\nAssistant: ...`, with unchanged texts.
 
-    Raises BadRow when it does not begin with a turn, when one role speaks twice in a row, or a turn says nothing.
+    Raise BadRow when it does not begin with a turn, when one role speaks twice in a row, or a turn says nothing.
     """
     before, *parts = _TURN.split(text)
     if before or not parts:

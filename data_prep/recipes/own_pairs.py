@@ -3,9 +3,9 @@
 --samples evals/base/samples/eval_000001.jsonl      responses of an evaluation with several samples per prompt
 --samples runs/grpo/samples/*.jsonl                 responses of a training run
 
-Per prompt: a response of the highest reward against one of the lowest, if they differ by at least --margin; shorter ones
-first, so that length teaches nothing. More pairs per prompt with --per-prompt, each response used once. --labels writes
-every response by itself instead, with a label: whether its reward reaches --margin (for KTO).
+Per prompt: a response of the highest reward against one of the lowest, if they differ by at least --margin; shorter
+ones first, so that length teaches nothing. --per-prompt allows more pairs per prompt, each response used once.
+--labels writes every response by itself instead, with a label: whether its reward reaches --margin (for KTO).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def plan(options: argparse.Namespace) -> list[Generated]:
 
 
 def scored(files: list[str]) -> Iterator[Row]:
-    """The records of all files whose response was scored."""
+    """Yield the records of all files whose response was scored."""
     for file in files:
         with Path(file).open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
@@ -69,7 +69,7 @@ def scored(files: list[str]) -> Iterator[Row]:
 
 
 def labels(files: list[str], threshold: float) -> Iterator[Row]:
-    """Every response with its label."""
+    """Yield every response with its label."""
     for r in scored(files):
         yield {
             "prompt": r["messages"],
@@ -80,7 +80,7 @@ def labels(files: list[str], threshold: float) -> Iterator[Row]:
 
 
 def pairs(files: list[str], margin: float, per_prompt: int) -> Iterator[Row | BadRow]:
-    """Pairs of all prompts in the files, prompts in the order they first come up."""
+    """Yield the pairs of all prompts in the files, prompts in the order of their first record."""
     by_prompt: dict[str, list[Row]] = {}
     for record in scored(files):
         by_prompt.setdefault(json.dumps(record["messages"], sort_keys=True), []).append(record)

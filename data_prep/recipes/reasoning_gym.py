@@ -5,9 +5,9 @@
 --task chain_sum --size 1000 --levels 0-4       a curriculum: as many rows of each level, easy ones first
 --params '{"max_digits": 2}'                    arguments of the generator; they win over the curriculum's
 
-prompt and answer (null where any of many answers is right), reasoning_gym (the task), level, and as text, Python literals,
-params and entry: what the task's own scorer reads. JSON would lose tuples, which some scorers compare with. No prompt of
-test is also in train.
+prompt and answer (null where any of many answers is right), reasoning_gym (the task), level, and params and entry: what
+the task's own scorer reads, as text, as Python literals. JSON would lose tuples, which some scorers compare with. No
+prompt of test is also in train.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def plan(options: argparse.Namespace) -> list[Generated]:
-    """Test rows come first: train then leaves their prompts out. Wrong names and params are found here, before writing."""
+    """Return the output's parts, test first, so that train leaves its prompts out; check names and params."""
     if not options.size:
         raise ValueError("--size must be at least 1")
     levels = options.levels or [None]
@@ -107,9 +107,9 @@ def _source(task: str, params: Row, size: int) -> Source:
 
 
 def _params(options: argparse.Namespace, level: int | None) -> Row:
-    """Arguments of the generator at a level: where the curriculum's differ from the defaults, and the user's own.
+    """Return the generator's arguments at a level: where the curriculum's differ from the defaults, and the user's own.
 
-    Raises ValueError when the task has no curriculum or not this level.
+    Raise ValueError when the task has no curriculum or not this level.
     """
     if level is None:
         return dict(options.params)
@@ -136,7 +136,7 @@ def _params(options: argparse.Namespace, level: int | None) -> Row:
 
 
 def _literal(value: Row, task: str) -> str:
-    """Text that `ast.literal_eval` reads back as equal. Raises ValueError when there is none."""
+    """Return text that `ast.literal_eval` reads back as equal. Raise ValueError when there is none."""
     text = repr(_plain(value))
     try:
         same = ast.literal_eval(text) == value
@@ -150,7 +150,7 @@ def _literal(value: Row, task: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """The same value with Python's own numbers and texts in place of numpy's."""
+    """Return the same value with Python's own numbers and texts in place of numpy's."""
     if isinstance(value, dict):
         return {_plain(key): _plain(cell) for key, cell in value.items()}
     if type(value) in (list, tuple, set):

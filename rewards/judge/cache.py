@@ -1,4 +1,4 @@
-"""Answers of a judge on disk, so that the same question is paid for once: one sqlite file, shared by all processes."""
+"""A judge's answers on disk, so that the same question is paid for once: one sqlite file that all processes share."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ WAIT_SECONDS = 30.0  # for another process that is writing
 
 
 def key_of(request: dict[str, Any]) -> str:
-    """A request's key: everything that it is made of, in any order."""
+    """Return the request's key, which depends on all its fields but not on their order."""
     return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
 
 
 def find(path: str, key: str) -> str | None:
-    """The stored answer, or None. Blocking."""
+    """Return the stored answer, or None. The call blocks."""
     with closing(_open(path)) as database:
         row = database.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
     return None if row is None else str(row[0])
 
 
 def keep(path: str, key: str, answer: str) -> None:
-    """Store an answer; the latest counts. Blocking."""
+    """Store an answer, in place of an earlier one. The call blocks."""
     with closing(_open(path)) as database, database:
         database.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", (key, answer))
 
 
 def check(path: str) -> None:
-    """Raises ValueError when there is no such file and none can be made, or it is something else."""
+    """Raise ValueError when the file cannot be made, or is no such database."""
     try:
         _open(path).close()
     except sqlite3.Error as error:

@@ -1,4 +1,4 @@
-"""One request to an OpenAI-compatible endpoint, through openai's client, which retries when the endpoint is busy or broken."""
+"""Send one request to an OpenAI-compatible endpoint; openai's client retries when the endpoint is busy or broken."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncOpenAI] = WeakKeyDic
 
 @dataclass(frozen=True)
 class Answer:
-    """What the endpoint said, and what it took."""
+    """The endpoint's text, and the tokens and calls that it took."""
 
     text: str
     tokens_in: int
@@ -25,7 +25,7 @@ class Answer:
 
 
 class JudgeError(RuntimeError):
-    """The endpoint gave no usable answer."""
+    """The error of an endpoint that gave no usable answer."""
 
 
 async def ask(

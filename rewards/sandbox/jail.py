@@ -214,7 +214,7 @@ def _kill_children() -> None:
 
 
 def _execute(settings: dict[str, Any], status: int, as_other: bool) -> NoReturn:
-    """Become the command."""
+    """Replace this process by the command, within the limits."""
     os.setsid()
     if as_other:
         os.setgroups([])

@@ -1,1 +1,1 @@
-"""Environments: one file each; what a response meets, from a single question to a world of many turns."""
+"""This room holds the environments, one file each, from a single question to a world of many turns."""

@@ -1,4 +1,4 @@
-"""Question answering: one response, then it is over."""
+"""Question answering: the environment ends after one response."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rollouts.environment import Step
 
 
 class SingleTurn:
-    """Asks the prompt's messages and ends after one response; the scoring service rewards it."""
+    """Ask the prompt's messages and end after one response; the scoring service rewards it."""
 
     def reset(self, prompt: Prompt) -> list[dict[str, Any]]:
         return prompt.messages

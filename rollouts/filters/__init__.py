@@ -1,1 +1,1 @@
-"""Group filters: one file each, a plain function named as its file, which says what of a group is trained on."""
+"""This room holds the group filters, one function per file, which say which responses of a group are trained on."""

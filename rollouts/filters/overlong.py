@@ -1,4 +1,4 @@
-"""Leave cut responses out of the loss: they are no answers yet. DAPO's overlong filtering (arXiv 2503.14476, section 3.4)."""
+"""Leave cut responses out of the loss, as DAPO's overlong filtering does (arXiv 2503.14476, section 3.4)."""
 
 from __future__ import annotations
 

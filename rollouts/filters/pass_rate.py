@@ -1,4 +1,4 @@
-"""Keep prompts of the right difficulty. By default DAPO's dynamic sampling: 0 < correct < G (arXiv 2503.14476, eq. 11)."""
+"""Keep prompts of medium difficulty; by default DAPO's dynamic sampling, 0 < correct < G (arXiv 2503.14476, eq. 11)."""
 
 from __future__ import annotations
 

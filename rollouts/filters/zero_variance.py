@@ -1,4 +1,4 @@
-"""Leave out groups that teach nothing. DAPO's dynamic sampling (arXiv 2503.14476, section 3.2), for any reward."""
+"""Leave out groups that give no gradient: DAPO's dynamic sampling (arXiv 2503.14476, section 3.2), for any reward."""
 
 from __future__ import annotations
 

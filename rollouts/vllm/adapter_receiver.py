@@ -1,6 +1,6 @@
-"""Inside vLLM's workers: the policy's adapter is checked and put beside the base model, which stays as it was loaded.
+"""In vLLM's workers, check the policy's adapter and put it beside the base model, which stays as it was loaded.
 
-Every request of an engine with adapters uses the one adapter, from its start (an adapter of zeros) to its end.
+Every request of an engine with adapters uses this one, from the engine's start (an adapter of zeros) to its end.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FACTORS = (".lora_A.weight", ".lora_B.weight")
 
 
 def adapter_request() -> Any:
-    """Return what every request names. The path is only read when the adapter is missing, which is an error."""
+    """Return the adapter that requests name. Its path is only read when the adapter is missing, which is an error."""
     from vllm.lora.request import LoRARequest
 
     return LoRARequest("policy", ADAPTER_ID, "the-adapter-of-the-policy-was-lost")

@@ -1,4 +1,4 @@
-"""How long at least one of several things was under way, where they may overlap."""
+"""Measure how long at least one of several things was under way, where they may overlap."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class BusyTimer:
-    """Adds up the time in which at least one thing is under way. The clock, in seconds, may stand still."""
+    """Add up the time in which at least one thing is under way. The clock, in seconds, may stand still."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -29,7 +29,7 @@ class BusyTimer:
 
     @contextmanager
     def timing(self) -> Iterator[None]:
-        """Count one thing as under way inside."""
+        """Count one thing as under way during the block."""
         self.begin()
         try:
             yield
@@ -37,5 +37,5 @@ class BusyTimer:
             self.end()
 
     def seconds(self) -> float:
-        """Return the sum, with the present span so far."""
+        """Return the sum so far, with the span that is under way now."""
         return self._seconds + (self._clock() - self._since if self.running else 0.0)

@@ -25,12 +25,12 @@ Sequences = Sequence[tuple[IntArray, IntArray]]  # prompts, and tokens after the
 
 
 class WeightLoadError(RuntimeError):
-    """An engine did not take a version whole. It refuses to generate until a later version loads."""
+    """The error of an engine that did not load a version whole. It refuses to generate until a later version loads."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadReport:
-    """What loading weights did to the responses under way."""
+    """What loading weights did to the running responses."""
 
     pause_seconds: float  # how long nothing could be generated
     drain_seconds: float  # how long, before that, running responses were finished and none begun
@@ -107,7 +107,7 @@ class VLLMEngine:
             llm.shutdown()
 
     def death(self) -> str | None:
-        """Say how vLLM's process ended; None while it lives."""
+        """Return how vLLM's process ended, in words; None while it lives."""
         if self._llm is None or not self._llm.errored:
             return None
         words = [
@@ -125,11 +125,11 @@ class VLLMEngine:
         sample: int,
         oldest_version: int = 0,
     ) -> Generation:
-        """Sample one response to the prompt. step, prompt_id and sample only matter to a seeded sampling.
+        """Sample one response to the prompt. step, prompt_id and sample only matter when the sampling is seeded.
 
         oldest_version: wait until this version or a later one is loaded, and begin under it.
 
-        Raises WeightLoadError when the last weight update failed, also while this response was running.
+        Raise WeightLoadError when the last weight update failed, or one fails while this response is running.
         """
         async with self._weights_came:
             await self._weights_came.wait_for(lambda: self._version >= oldest_version or self._unusable)
@@ -165,7 +165,7 @@ class VLLMEngine:
             await self._llm.pause_generation(mode="keep", clear_cache=False)
 
     async def resume(self) -> None:
-        """Generate again after `pause`. Raises WeightLoadError when the last weight update failed."""
+        """Generate again after `pause`. Raise WeightLoadError when the last weight update failed."""
         if self._unusable:
             raise WeightLoadError(self._unusable)
         if self._paused:
@@ -176,8 +176,8 @@ class VLLMEngine:
     async def sleep(self) -> None:
         """Stop generating until `wake`, and give GPU memory back: weights move to host memory, the cache is dropped.
 
-        Running requests stay, and go on after `wake` with their keys and values made anew. Only an engine with vLLM's
-        enable_sleep_mode has memory to give back (a GPU's; not yet run); any other one just pauses.
+        Running requests stay, and continue after `wake` with their keys and values computed anew. Only an engine with
+        vLLM's enable_sleep_mode has memory to give back (a GPU's; not yet run); any other one just pauses.
         """
         await self.pause()
         if self.arguments.get("enable_sleep_mode"):
@@ -193,21 +193,21 @@ class VLLMEngine:
         await self.resume()
 
     async def drain(self) -> None:
-        """Let running requests end, and let none begin until `load_weights` was called. A broadcast is drained for
-        first, so that it begins only when all engines can take it. Called again, this does nothing.
+        """Let running requests end, and let none begin until `load_weights` was called. A second call does nothing.
 
-        Raises ValueError when the engine is paused, because its requests cannot end.
+        A broadcast begins only after all engines were drained, because then all of them can receive it.
+        Raise ValueError when the engine is paused, because its requests cannot end.
         """
         if self._paused and not self.requests.are_drained:
             raise ValueError("a paused engine cannot drain: use schedule.in_flight recompute, keep_cache or abort")
         await self.requests.drain()
 
     async def join_transfer(self, group: dict[str, Any]) -> None:
-        """Let this engine's workers join the group that a trainer broadcasts weights over.
+        """Let this engine's workers join the group over which a trainer broadcasts weights.
 
         group: the fields of `weight_receiver.JoinGroup`.
 
-        Raises WeightLoadError when one of them could not, in its join_seconds.
+        Raise WeightLoadError when one of them could not join within `join_seconds` of the group.
         """
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
@@ -217,20 +217,19 @@ class VLLMEngine:
     async def load_weights(
         self, version: int, update: dict[str, Any], in_flight: InFlight = "recompute", to_score: Sequences = ()
     ) -> LoadReport:
-        """Take a version that a trainer has published, or that it broadcasts now. No request begins meanwhile; each one
-        waits.
+        """Load a version that a trainer has published, or that it broadcasts now. New requests wait until it is loaded.
 
-        in_flight: what becomes of running requests, all of which go on under the new weights unless they are drained.
-        "recompute": their cached keys and values are made anew. "keep_cache": they keep the old ones, which requests
-        that begin later never meet. "drain": they end first. "abort": vLLM forgets them, and they go on as new
-        requests.
+        in_flight: what becomes of running requests; all but the drained ones continue under the new weights.
+        "recompute": their cached keys and values are computed anew. "keep_cache": they keep the old ones, which are not
+        shared with requests that begin later. "drain": they end first. "abort": vLLM forgets them, and they continue as
+        new requests.
         to_score: prompts and tokens after them. Their log-probabilities under the new weights, at temperature 1, show
-        that the engine holds those; they are computed before any response begins. Not for a paused engine.
+        that the engine holds these weights; they are computed before any response begins. Not for a paused engine.
 
         Raises:
             WeightLoadError: the version did not load whole; running requests raise it too, and so does `generate` from
             now on.
-            ValueError: "drain" was asked of a paused engine, whose requests cannot end.
+            ValueError: in_flight is "drain" and the engine is paused, so its requests cannot end.
         """
         assert update["version"] == version
         if in_flight == "drain":
@@ -251,8 +250,8 @@ class VLLMEngine:
         return LoadReport(pause_seconds, drain_seconds, len(kept), sum(kept), scored)
 
     async def _take(self, version: int, update: dict[str, Any], keep_cache: bool) -> None:
-        """Load and check the weights of a paused engine, and see to it that no key or value of older ones is taken for
-        one of theirs."""
+        """Load and check the weights of a paused engine, and make sure that keys and values of older weights are not
+        used for new requests."""
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         try:
@@ -278,19 +277,19 @@ class VLLMEngine:
                 self._weights_came.notify_all()
 
     async def _raise_weight_failure(self) -> None:
-        """Raise WeightLoadError when one of the workers did not do what it was told last."""
+        """Raise WeightLoadError when a worker could not do the last update, or join the last group."""
         failures = [why for why in await self._llm.collective_rpc("weight_failure") if why]
         if failures:
             raise WeightLoadError(failures[0])
 
     def version(self) -> int:
-        """Return the policy version that generates now."""
+        """Return the version of the policy that generates now."""
         return self._version
 
     def tokens_generated(self) -> int:
-        """Return how many tokens were made since the start, with the running responses' tokens so far."""
+        """Return how many tokens were generated since the start, with those of running responses so far."""
         return self.requests.tokens_generated()
 
     def paused_seconds(self) -> float:
-        """Return how long, since the start, nothing could be generated: weights came, or `pause`, or `sleep`."""
+        """Return how long nothing could be generated since the start: loading weights, `pause` and `sleep`."""
         return self._pauses.seconds()

@@ -1,7 +1,7 @@
-"""Everything that is used of vLLM although vLLM does not document it. No other file imports vLLM's private modules.
+"""All that we use of vLLM although vLLM does not document it. No other file imports vLLM's private modules.
 
 Written for vLLM 0.32. Each function says what it assumes and what breaks when the assumption no longer holds;
-`unit_tests/rollouts/vllm/test_internals.py` holds each assumption against the vLLM that is installed. vLLM is imported
+`unit_tests/rollouts/vllm/test_internals.py` checks each assumption on the vLLM that is installed. vLLM is imported
 inside the functions, because that takes seconds and the driver never needs it.
 """
 
@@ -26,7 +26,7 @@ def start_async_llm(arguments: dict[str, Any]) -> Any:
     """Start vLLM's asynchronous engine.
 
     Assumed: the class and its module path, and that the usage context picks the batch-size defaults (here those of
-    offline throughput). Otherwise no engine starts, or it takes smaller batches.
+    offline throughput). Otherwise no engine starts, or it uses smaller batches.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
@@ -44,7 +44,7 @@ async def submit_request(
     priority: int,
     cache_salt: str | None = None,
 ) -> Any:
-    """Hand a request to vLLM; returns its answer, of which `await answer.get()` is vLLM's output.
+    """Submit a request to vLLM; return its answer, of which `await answer.get()` is vLLM's output.
 
     cache_salt: only requests with the same salt share cached keys and values.
     Assumed: `add_request` returns before the response is made (vLLM documents only `generate`, which does not), and
@@ -58,7 +58,7 @@ async def submit_request(
 
 
 def request_state(llm: Any, answer: Any) -> Any:
-    """Return vLLM's own record of a request that was just submitted; vLLM goes on writing to it.
+    """Return vLLM's own record of a request that was just submitted; vLLM updates it from then on.
 
     Assumed: the output processor keeps such a record by the answer's `request_id`. Otherwise every request fails.
     """
@@ -68,7 +68,7 @@ def request_state(llm: Any, answer: Any) -> Any:
 def tokens_made(state: Any) -> int:
     """Return how many tokens a request has made so far, also after it ended.
 
-    Assumed: the record's detokenizer counts them, whether or not text is made of them. Otherwise heartbeats fail.
+    Assumed: the record's detokenizer counts them, whether or not it makes text of them. Otherwise heartbeats fail.
     """
     made: int = state.detokenizer.num_output_tokens()
     return made
@@ -92,7 +92,7 @@ def join_gloo_group(
 ) -> Any:
     """Return a process group of torch's that is independent of the default one.
 
-    Assumed: vLLM's function for it, which takes the socket that rank 0 listens on. Otherwise `sync.method: nccl` fails
+    Assumed: vLLM's function for it, which takes the socket on which rank 0 listens. Otherwise `sync.method: nccl` fails
     on CPUs.
     """
     from vllm.distributed.utils import stateless_init_torch_distributed_process_group
@@ -127,7 +127,7 @@ def join_nccl_group(
 def send_over_nccl(group: Any, tensors: Iterator[Named], bucket_bytes: int) -> None:
     """Broadcast tensors through `group.broadcast(tensor, src)`, two buckets in turn. Not yet run on a GPU.
 
-    Assumed: vLLM's packed broadcast asks nothing but `broadcast` of a group.
+    Assumed: vLLM's packed broadcast needs only the method `broadcast` of a group.
     """
     from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
 
@@ -144,7 +144,7 @@ def receive_over_nccl(
 
 
 def ipc_handle(tensor: Tensor) -> tuple[Any, ...]:
-    """Return what vLLM's IPC receiver opens a tensor on a GPU by. Make one for each version: torch counts them.
+    """Return the handle by which vLLM's IPC receiver opens a tensor on a GPU. Make one per version: torch counts them.
 
     Assumed: the receiver takes the arguments of torch's own `reduce_tensor`. Not yet run on a GPU.
     """
@@ -160,7 +160,7 @@ def open_over_ipc(receiver: Any, described: list[Described], handles: list[tuple
     receiver: any weight-transfer engine of this worker. gpu: the UUID of the GPU that holds them.
     Assumed: `receive_weights` hands all tensors to its model's `load_weights` at once, and needs nothing else of the
     model.
-    Raises ValueError when the tensors are on another GPU than this worker.
+    Raise ValueError when the tensors are on another GPU than this worker.
     """
     from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferEngine, IPCWeightTransferUpdateInfo
 
@@ -194,7 +194,7 @@ def begin_reload(model: nn.Module) -> None:
 
 
 def finish_reload(model: nn.Module, model_config: Any) -> None:
-    """Process what `begin_reload` left waiting: attention layers, and layers that lack elements."""
+    """Process the layers that `begin_reload` left for the end: attention layers, and layers that lack elements."""
     from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload
 
     finalize_layerwise_reload(model, model_config)
@@ -243,7 +243,7 @@ def repack_tied_heads(tied: list[tuple[nn.Module, nn.Module]], device: torch.dev
     """Give heads that share their weight with the embedding the new weight.
 
     Assumed: on a CPU vLLM packs linear weights after loading and computes with `cpu_linear`; its reload repacks every
-    layer except a tied head, which would go on computing with the old weights without any error. The embedding is
+    layer except a tied head, which would continue to compute with the old weights without any error. The embedding is
     packed as a head would be.
     """
     for head, embedding in tied:
@@ -256,14 +256,14 @@ def repack_tied_heads(tied: list[tuple[nn.Module, nn.Module]], device: torch.dev
 
 
 def adapter_ranks() -> list[int]:
-    """Return the ranks that vLLM has buffers for. Assumed: they are a `Literal` type of its configuration."""
+    """Return the adapter ranks that vLLM has buffers for. Assumed: they are a `Literal` type of its configuration."""
     from vllm.config.lora import MaxLoRARanks
 
     return sorted(get_args(MaxLoRARanks))
 
 
 def takes_adapters(model: nn.Module) -> bool:
-    """Whether the engine was started with room for adapters. Assumed: vLLM then hangs its manager on the model."""
+    """Return whether the engine was started with room for adapters. Assumed: the model then has vLLM's manager."""
     return hasattr(model, "lora_manager")
 
 
@@ -271,7 +271,7 @@ def made_adapter(model: nn.Module, adapter_id: int, tensors: dict[str, Tensor], 
     """Return an adapter as vLLM holds one, made of tensors with PEFT's names.
 
     config: as PEFT's adapter_config.json.
-    Assumed: `from_lora_tensors` and its arguments. What vLLM does not know in an adapter it leaves out; see
+    Assumed: `from_lora_tensors` and its arguments. vLLM leaves out those parts of an adapter that it does not know; see
     `unknown_parts`.
     """
     from vllm.lora.lora_model import LoRAModel
@@ -300,7 +300,7 @@ def unknown_parts(model: nn.Module, adapter: Any) -> list[str]:
 
 
 def replace_adapter(model: nn.Module, adapter: Any) -> None:
-    """Put an adapter in the place of the one with the same id. Assumed: three methods of vLLM's manager."""
+    """Replace the adapter that has the same id. Assumed: three methods of vLLM's manager."""
     manager: Any = model.lora_manager
     manager.remove_adapter(adapter.id)
     manager.add_adapter(adapter)
@@ -308,12 +308,12 @@ def replace_adapter(model: nn.Module, adapter: Any) -> None:
 
 
 def hold_empty_adapter(model_runner: Any, request: Any, rank: int) -> None:
-    """Give a worker an adapter of zeros. Assumed: what vLLM itself warms up with."""
+    """Give a worker an adapter of zeros. Assumed: the function that vLLM itself uses to warm up."""
     model_runner.lora_manager.add_dummy_lora(request, rank)
 
 
 def replace_cpu_adapter_products(linear: Callable[..., None], logits: Callable[..., None]) -> None:
-    """Put functions of ours in the place of vLLM's products of adapters on a CPU.
+    """Replace vLLM's products of adapters on a CPU by functions of ours.
 
     Assumed: layers call `add_lora_linear`, and heads `add_lora_logits`, of this class. Otherwise vLLM's own run: slow,
     with gigabytes for a long prompt, and without log-probabilities of prompts.

@@ -1,7 +1,7 @@
-"""When a tensor last reached an engine's workers.
+"""The load stamp says when a tensor last reached an engine's workers.
 
 Workers load weights in processes of their own, which answer nothing meanwhile. The stamp shows whoever watches the
-engine that a long load moves.
+engine that a long load still moves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SECONDS = struct.Struct("d")
 
 
 class LoadStamp:
-    """The watcher's end: eight bytes of memory without a name, which live as long as somebody has them open."""
+    """The watcher's side: eight bytes of anonymous memory, which live as long as some process has them open."""
 
     def __init__(self) -> None:
         descriptor = os.memfd_create("feynrl-load-stamp")
@@ -30,7 +30,7 @@ class LoadStamp:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return the variables to start the workers with."""
+        """Return the environment variables with which the workers must be started."""
         return {VARIABLE: self.path}
 
     @property
@@ -41,7 +41,7 @@ class LoadStamp:
 
 
 def stamping() -> Callable[[Iterable[Thing]], Iterator[Thing]]:
-    """Return a function for a worker that passes things on, and sets the stamp whenever one was taken."""
+    """Return a function for a worker that passes things on, and sets the stamp after each one."""
     path = os.environ.get(VARIABLE)
     if path is None:  # nobody watches this engine
         return iter

@@ -1,4 +1,4 @@
-"""The requests that one vLLM engine has, and how many tokens they made."""
+"""The requests of one vLLM engine, and the number of tokens they made."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIRST = -1  # before every other priority: scoring, which checks a version, does
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """A request that vLLM has."""
+    """A request that was submitted to vLLM."""
 
     response: Response  # what earlier requests made of it
     answer: Any  # vLLM's
@@ -30,7 +30,7 @@ class Request:
 
     @property
     def tokens(self) -> int:
-        """How many tokens this request has made so far."""
+        """Return how many tokens this request has made so far."""
         return internals.tokens_made(self.state)
 
 
@@ -38,8 +38,8 @@ class Requests:
     """All requests of one engine. A request runs from `submit` to the end of `outcome`."""
 
     def __init__(self, llm: Any, adapter: Any, pauses: BusyTimer) -> None:
-        """llm: vLLM's engine. adapter: what requests name to use the policy's adapter; None in an engine without.
-        pauses: runs while nothing can be generated."""
+        """Begin without requests. llm: vLLM's engine. adapter: what requests name to use the policy's adapter; None in
+        an engine without adapters. pauses: runs while nothing can be generated."""
         self._llm, self._adapter, self._pauses = llm, adapter, pauses
         self._numbers = itertools.count()
         self._idle = asyncio.Event()
@@ -50,7 +50,7 @@ class Requests:
         self.cache_epoch = 0  # how often new weights came and cached keys and values of older ones stayed
 
     async def submit(self, response: Response, parameters: Any, priority: int) -> str:
-        """Let vLLM begin, or go on with, a response; returns the request's name."""
+        """Let vLLM begin or continue a response; return the request's name."""
         name = f"{next(self._numbers)}"
         salt = f"{self.cache_epoch}"  # keys and values of older weights are not shared with this request
         answer = await internals.submit_request(
@@ -61,7 +61,7 @@ class Requests:
         return name
 
     async def outcome(self, name: str) -> Any:
-        """Wait until a request has ended; returns what it made. Cancels it when this is cancelled."""
+        """Wait until a request has ended and return what it made. When this call is cancelled, cancel the request."""
         try:
             return (await self.running[name].answer.get()).outputs[0]
         except BaseException:
@@ -73,9 +73,9 @@ class Requests:
                 self._idle.set()
 
     async def submit_scoring(self, prompt_ids: IntArray, token_ids: IntArray) -> Coroutine[Any, Any, FloatArray]:
-        """Let vLLM score tokens after a prompt at temperature 1, before anything that waits and without cached keys and
-        values.
-        Returns a coroutine that waits for the log-probabilities, [T] float32."""
+        """Let vLLM score tokens after a prompt at temperature 1, before all waiting requests, without cached keys and
+        values. Return a coroutine that waits for the log-probabilities, [T] float32.
+        """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -105,8 +105,7 @@ class Requests:
         return self._drained_seconds is not None
 
     async def drain(self) -> None:
-        """Let running requests end, and let none begin until `held_back` was entered and left. Called again, this does
-        nothing."""
+        """Let running requests end, and let none begin until `held_back` was left. A second call does nothing."""
         if self.are_drained:
             return
         await self.door.acquire()
@@ -123,8 +122,7 @@ class Requests:
 
     @asynccontextmanager
     async def held_back(self) -> AsyncIterator[float]:
-        """Let no request begin inside. Gives the seconds in which running ones were drained before; 0 when they were
-        not."""
+        """Let no request begin during the block. Yield how many seconds running ones were drained for before, or 0."""
         if not self.are_drained:
             await self.door.acquire()
         try:
@@ -140,7 +138,7 @@ class Requests:
         return [tokens for one in self.running.values() if (tokens := len(one.response) + one.tokens)]
 
     def tokens_generated(self) -> int:
-        """Return how many tokens all requests have made, with the running ones' tokens so far."""
+        """Return how many tokens all requests have made, with those of running requests so far."""
         return self._tokens_ended + sum(one.tokens for one in self.running.values())
 
     def count_from_now(self) -> None:

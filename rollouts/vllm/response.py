@@ -1,4 +1,4 @@
-"""One response of an engine: made by one request, or by several when new weights cut it off and it went on."""
+"""One response of an engine: made by one request, or by several when new weights cut it off and it was continued."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Response:
         return len(self._token_ids)
 
     def context(self) -> list[int]:
-        """Return the prompt of the next request: all tokens there are."""
+        """Return the prompt of the next request: the response's prompt and all tokens made so far."""
         return self._prompt_ids + self._token_ids
 
     def parameters(self, step: int, prompt_id: str, sample: int) -> SamplingParams:
-        """Return vLLM's parameters for the next request: what is left of the limit, and noise that was not used yet."""
+        """Return vLLM's parameters for the next request: the rest of the length limit, and a seed of its own."""
         left = self._sampling.max_new_tokens - len(self._token_ids)
         parameters = dataclasses.replace(self._sampling, max_new_tokens=left).to_vllm(step, prompt_id, sample)
         if parameters.seed is not None and self._token_ids:
@@ -58,8 +58,7 @@ class Response:
         return parameters
 
     def add(self, made: CompletionOutput, decode: Callable[[list[int]], str]) -> None:
-        """Append what a request made. decode: makes text of token ids, without special tokens, as stop strings see
-        it."""
+        """Append what a request made. decode: turns token ids into text without special tokens, for stop strings."""
         seam = len(self._token_ids)
         self._token_ids += made.token_ids
         self._logprobs += made.logprobs.logprobs  # type: ignore[union-attr]  # flat: one for each sampled token
@@ -77,7 +76,7 @@ class Response:
                 self._versions, self.finish_reason = self._versions[:end], "stop"
 
     def generation(self, seconds: float) -> Generation:
-        """Return what there is by now."""
+        """Return what was made so far."""
         return Generation(
             np.asarray(self._token_ids, dtype=np.int32),
             np.asarray(self._logprobs, dtype=np.float32),
@@ -89,8 +88,8 @@ class Response:
 
 
 def continued_seed(seed: int, token_ids: list[int]) -> int:
-    """Return the seed of a request that continues after these tokens, in 0..2^63-1. With the first request's seed it
-    would begin with the noise that made the first token."""
+    """Return the seed of a request that continues after these tokens, in 0..2^63-1. The first request's seed would
+    repeat the noise of the first token."""
     key = seed.to_bytes(8, "big") + np.asarray(token_ids, dtype=np.int32).tobytes()
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1
 
@@ -98,8 +97,8 @@ def continued_seed(seed: int, token_ids: list[int]) -> int:
 def stop_across(
     token_ids: list[int], seam: int, stop: tuple[str, ...], decode: Callable[[list[int]], str]
 ) -> int | None:
-    """Return how many tokens there are up to the one that completes a stop string begun before the seam; None without
-    one.
+    """Return the number of tokens up to the end of a stop string that began before the seam; None without such a
+    string.
 
     vLLM looks for stop strings in one request's text only. Tokens made after such a string are dropped: what is kept
     has the distribution of a response that was not cut off.

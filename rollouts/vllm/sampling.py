@@ -1,4 +1,4 @@
-"""What distribution a response is drawn from."""
+"""The distribution that responses are drawn from."""
 
 from __future__ import annotations
 
@@ -65,8 +65,7 @@ class Sampling:
         return self.temperature == 0
 
     def request_seed(self, step: int, prompt_id: str, sample: int) -> int:
-        """Return a seed in 0..2^63-1 that depends on nothing but (run seed, step, prompt, sample): order, engine and
-        resume do not matter."""
+        """Return a seed in 0..2^63-1 that depends only on (run seed, step, prompt, sample), not on order or engine."""
         key = f"{self.run_seed}\0{step}\0{prompt_id}\0{sample}".encode()
         return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1
 

@@ -1,4 +1,4 @@
-"""How vLLM is started: the arguments and the environment that suit an engine here, and the check of a user's own."""
+"""Start vLLM: the arguments and the environment that suit an engine here, and the check of a user's own arguments."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def cpu_environment(threads: int) -> dict[str, str]:
     """Return the environment of a CPU engine: its threads may move between cores, and sleep soon when they wait.
 
     A few microseconds of spinning bridge the gaps between one operation and the next: 1.23 times the tokens/s of none
-    on two free cores, 0.77 times beside a busy process. Long spinning beside one would cost most of the speed.
+    on two free cores, 0.77 times beside a busy process, where long spinning would cost most of the speed.
     """
     environment = {
         "OMP_NUM_THREADS": str(threads or len(os.sched_getaffinity(0))),
@@ -98,7 +98,7 @@ def cpu_environment(threads: int) -> dict[str, str]:
 
 @contextlib.contextmanager
 def changed_environment(values: dict[str, str]) -> Iterator[None]:
-    """Set variables for the processes that are started inside; vLLM takes its CPU settings in no other way."""
+    """Set environment variables for processes that start in the block; vLLM reads its CPU settings only there."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

@@ -1,10 +1,10 @@
-"""Both ends of `sync.method: nccl`: the group of trainer rank 0 and every worker of every engine, and a version's way
-through it.
+"""Both ends of `sync.method: nccl`: the group of trainer rank 0 and every worker of every engine, and the transfer of a
+version.
 
 A version is announced (names, dtypes, shapes), then its tensors come, and at the end the sender says how many there
 were and their checksum. Between GPUs this is vLLM's NCCL communicator and its packed broadcast, between CPU processes
-torch's gloo, tensor by tensor; engines load them in buckets. Nothing here waits for ever: what does not move for
-`timeout_seconds` raises `TransferFailed`.
+torch's gloo, tensor by tensor; engines load them in buckets. Nothing here waits for ever: a transfer that does not move
+for `timeout_seconds` raises `TransferFailed`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ GREETING = 20260801  # what rank 0 sends when the group stands: members connect 
 
 
 class TransferFailed(RuntimeError):
-    """The group could not be joined, or a transfer broke off. The group is of no more use; join another."""
+    """The group could not be joined, or a transfer broke off. The group cannot be used again; join another one."""
 
 
 class GlooGroup:
@@ -45,8 +45,7 @@ class GlooGroup:
         self._group.set_timeout(timedelta(seconds=seconds))
 
     def broadcast(self, tensor: Tensor, src: int = 0) -> None:
-        """Send (rank `src`) or receive into `tensor`. Raises TransferFailed when that stands still or a member is
-        gone."""
+        """Send (rank `src`) or receive into `tensor`. Raise TransferFailed when it stands still or a member is gone."""
         options = torch.distributed.BroadcastOptions()
         options.rootRank, options.rootTensor = src, 0
         try:
@@ -72,7 +71,7 @@ class GlooGroup:
                 bucket = []
 
     def close(self) -> None:
-        """Leave. A member in the middle of a broadcast sees the connection end."""
+        """Leave the group. A member in the middle of a broadcast sees the connection end."""
         self._group = None
 
 
@@ -80,7 +79,7 @@ class NcclGroup:
     """One member's end of a group of GPUs: vLLM's communicator and packed broadcast. Not yet run on a GPU.
 
     vLLM waits for ever for a member that is gone. So the communicator is aborted when a broadcast is under way and no
-    other has begun for the time-out. That ends every wait, and what came meanwhile is refused.
+    further one begins within the time-out. That ends every wait, and what came meanwhile is refused.
     """
 
     def __init__(self, device: torch.device, communicator: Any, seconds: float) -> None:
@@ -91,7 +90,7 @@ class NcclGroup:
         self._seconds = seconds
 
     def broadcast(self, tensor: Tensor, src: int = 0) -> None:
-        """Begin to send (rank `src`) or receive into `tensor`, on the current stream. Raises TransferFailed."""
+        """Begin to send (rank `src`) or receive into `tensor`, on the current stream. May raise TransferFailed."""
         self._timer.cancel()
         self._timer = threading.Timer(self._seconds, self._communicator.destroy)
         self._timer.daemon = True
@@ -102,7 +101,7 @@ class NcclGroup:
             raise TransferFailed(f"the weight broadcast broke off: {error}") from error
 
     def wait(self) -> None:
-        """Wait for what has begun on the current stream. Raises TransferFailed when it did not come to its end."""
+        """Wait until the broadcasts on the current stream have ended. Raise TransferFailed when they did not."""
         torch.cuda.current_stream().synchronize()
         self._timer.cancel()
         if self._communicator.disabled:
@@ -118,7 +117,7 @@ class NcclGroup:
         internals.receive_over_nccl(self, iter([(info.name, info.kind) for info in expected]), load, bucket_bytes)
 
     def close(self) -> None:
-        """Leave. A member in the middle of a broadcast waits for its own time-out."""
+        """Leave the group. A member in the middle of a broadcast waits for its own time-out."""
         self._timer.cancel()
         self._communicator.destroy()
 
@@ -130,13 +129,13 @@ def join_group(
     host: str, port: int, backend: str, rank: int, size: int, device: torch.device, timeout_seconds: float,
     join_seconds: float, listening: socket.socket | None = None,
 ) -> WeightGroup:  # fmt: skip
-    """Join a group, or serve its rendezvous on `listening` (rank 0); returns when all `size` members are there.
+    """Join a group, or serve its rendezvous on `listening` (rank 0); return when all `size` members are there.
 
     backend: "gloo" or "nccl". device: where the tensors to be broadcast are.
     timeout_seconds: the longest time that a broadcast may stand still. join_seconds: the longest time to wait for
     members.
 
-    Raises TransferFailed when not all members came, or they cannot reach one another.
+    Raise TransferFailed when not all members came, or they cannot reach one another.
     """
     group: WeightGroup
     try:
@@ -162,7 +161,7 @@ def listening_socket() -> socket.socket:
 
 @dataclass(frozen=True)
 class Announcement:
-    """What receivers are told of a version before its tensors come."""
+    """What receivers learn of a version before its tensors come."""
 
     tensors: list[TensorInfo]
     adapter: dict[str, Any] | None  # PEFT's configuration when the tensors are an adapter's
@@ -170,7 +169,7 @@ class Announcement:
 
 
 def send(group: WeightGroup, version: int, named_tensors: Iterable[Named], announcement: Announcement) -> None:
-    """Broadcast a version, whose tensors are those announced, in that order. Raises TransferFailed."""
+    """Broadcast a version, whose tensors are those announced, in that order. Raise TransferFailed when that fails."""
     text = torch.frombuffer(bytearray(json.dumps(asdict(announcement)).encode()), dtype=torch.uint8).to(group.device)
     numbers(group, version, len(text), Checksum([("", text)]).value())
     group.broadcast(text)
@@ -187,8 +186,7 @@ def send(group: WeightGroup, version: int, named_tensors: Iterable[Named], annou
 
 
 def receive_announcement(group: WeightGroup, version: int) -> Announcement:
-    """Wait for a version's announcement. Raises ValueError when it is another version, or other bytes came than were
-    sent."""
+    """Wait for a version's announcement. Raise ValueError when it is of another version, or its bytes came changed."""
     came, size_bytes, checksum = numbers(group, 0, 0, 0)
     if came != version:
         raise ValueError(f"version {came} came, {version} was announced")
@@ -201,9 +199,9 @@ def receive_announcement(group: WeightGroup, version: int) -> Announcement:
 
 
 def receive(group: WeightGroup, announcement: Announcement, load: Load) -> None:
-    """Receive the tensors that were announced, and load them as they come. They stay as they came.
+    """Receive the tensors that were announced, and load them as they come.
 
-    Raises TransferFailed when the transfer breaks off, and ValueError when something else came than was sent.
+    Raise TransferFailed when the transfer breaks off, and ValueError when something else came than was sent.
     """
     checksum, count = Checksum(), 0
 
@@ -222,7 +220,7 @@ def receive(group: WeightGroup, announcement: Announcement, load: Load) -> None:
 
 
 def numbers(group: WeightGroup, *values: int) -> list[int]:
-    """Broadcast whole numbers and return those of rank 0. All members give as many."""
+    """Broadcast whole numbers and return those of rank 0. All members must give equally many."""
     tensor = torch.tensor(values, dtype=torch.int64, device=group.device)
     group.broadcast(tensor)
     group.wait()

@@ -1,6 +1,6 @@
 """A version of the weights in one file, memory-mapped: `sync.method` disk, and direct with a file in shared memory.
 
-What every method shares is here too: how tensors are described, how they lie in bytes, and the checksum over them.
+It also holds what every method shares: the description of a tensor, the order of its bytes, and the checksum.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROW_WORDS = 1024
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """What a receiver is told of a tensor."""
+    """What a receiver learns of a tensor before it comes."""
 
     name: str
     dtype: str  # torch's name without "torch."
@@ -34,7 +34,7 @@ class TensorInfo:
 
     @property
     def kind(self) -> tuple[list[int], torch.dtype]:
-        """Shape and dtype."""
+        """Return shape and dtype."""
         return self.shape, getattr(torch, self.dtype)
 
     @property
@@ -44,7 +44,7 @@ class TensorInfo:
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
-    """Return the tensor's bytes, uint8 [N], where the tensor is; a view when that is possible."""
+    """Return the tensor's bytes, uint8 [N], on the same device; a view when that is possible."""
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
@@ -65,7 +65,7 @@ def views(data: Tensor, tensors: Iterable[TensorInfo]) -> list[Named]:
 
 
 class Checksum:
-    """The checksum of a version: of the bytes of its tensors, in the order they are sent in.
+    """The checksum of a version: of the bytes of its tensors, in the order in which they are sent.
 
     Both ends of a transfer are on the same kind of device, and so compute the same one: xxh3 on a CPU, weighted sums of
     64-bit words elsewhere, at the speed of memory.
@@ -84,7 +84,7 @@ class Checksum:
             self._sums.append(weighted_sum(data))  # fetched in `value`: other work on the device goes on
 
     def value(self) -> int:
-        """Return it as a signed 64-bit number."""
+        """Return the checksum as a signed 64-bit number."""
         if self._sums:
             return int(_weighted(torch.stack(self._sums)))
         return int.from_bytes(self._hashed.digest(), "big", signed=True)
@@ -92,7 +92,7 @@ class Checksum:
 
 def weighted_sum(data: Tensor) -> Tensor:
     """Return a checksum of bytes, as int64: two weighted sums of 64-bit words, similar to Fletcher's. The weight of a
-    word is odd and depends on its place, so a change of any one word is seen for certain."""
+    word is odd and depends on its place, so a change of any one word is always noticed."""
     if len(data) % 8 or data.storage_offset() % 8:
         data = torch.nn.functional.pad(data, (0, -len(data) % 8))
     words = data.view(torch.int64)
@@ -124,19 +124,17 @@ class FileUpdate:
 
 
 class WeightFile:
-    """The file that versions come in. Shared memory stays mapped from one version to the next, which are written over
-    one
-    another: making a mapping takes several times as long as reading it."""
+    """The file that versions come in. Shared memory stays mapped while one version after the other is written over it,
+    because making a mapping takes several times as long as reading it."""
 
     def __init__(self) -> None:
         self._data = torch.empty(0, dtype=torch.uint8)
         self._identity: tuple[int, int] | None = None
 
     def tensors(self, update: FileUpdate) -> list[Named]:
-        """Return views into the file. What was made of them counts only if their checksum is right afterwards: then
-        nobody wrote to the file meanwhile, or before.
+        """Return views into the file. Compare their checksum after use: if it is right, nobody has written to the file.
 
-        Raises ValueError when the file cannot be mapped.
+        Raise ValueError when the file cannot be mapped.
         """
         self._map(update)
         return views(self._data, (TensorInfo(**row) for row in update.tensors))

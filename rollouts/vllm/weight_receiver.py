@@ -1,4 +1,4 @@
-"""Inside vLLM's workers: new weights are opened or received, loaded and checked, or refused.
+"""In vLLM's workers, open or receive new weights, load and check them, or refuse them.
 
 One receiver, which vLLM knows as the weight-transfer backend "feynrl", takes the updates of every method, so that a job
 can fall back from one to another. `ReceiverExtension` is given to vLLM as `worker_extension_cls`: it makes workers
@@ -32,8 +32,7 @@ BACKEND = "feynrl"
 
 @dataclass
 class JoinGroup(WeightTransferInitInfo):
-    """What `orchestration.rl.weight_sync.WeightSync` tells the engines of a broadcast group; files need no
-    rendezvous."""
+    """What `orchestration.rl.weight_sync.WeightSync` tells the engines of a broadcast group. Files need no group."""
 
     host: str
     port: int
@@ -85,7 +84,7 @@ class WeightReceiver(WeightTransferEngine[JoinGroup, BroadcastUpdate]):
         self.stamped = stamping()
 
     def init_transfer_engine(self, init_info: JoinGroup) -> None:
-        """Join a broadcast group in place of the one before."""
+        """Join a broadcast group, and leave the one before."""
         self.shutdown()
         options = asdict(init_info)
         rank = options.pop("first_rank") + self.parallel_config.rank
@@ -109,7 +108,7 @@ class WeightReceiver(WeightTransferEngine[JoinGroup, BroadcastUpdate]):
             self.group = None
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load a version, or leave the reason why not in `failure`."""
+        """Load a version, or write the reason why it was refused into `failure`."""
         try:
             if "path" in update_info:
                 in_file = FileUpdate(**update_info)
@@ -132,7 +131,7 @@ class WeightReceiver(WeightTransferEngine[JoinGroup, BroadcastUpdate]):
         raise AssertionError("update_weights does not call it")
 
     def _opened(self, update: GpuUpdate) -> list[Named]:
-        """Return the tensors in the trainer's GPU memory. Raises ValueError when it is not this worker's GPU."""
+        """Return the tensors in the trainer's GPU memory. Raise ValueError when it is not this worker's GPU."""
         rows = [TensorInfo(**row) for row in update.tensors]
         handles = pickle.loads(update.handles)  # from the trainer, like everything that Ray brings
         return internals.open_over_ipc(self, [(row.name, row.kind) for row in rows], handles, update.gpu)
@@ -155,12 +154,12 @@ class WeightReceiver(WeightTransferEngine[JoinGroup, BroadcastUpdate]):
 
     @contextmanager
     def _loading(self, adapter: dict[str, Any] | None) -> Iterator[Load]:
-        """Give a function that loads tensors as they come, and check at the end that the version is whole.
+        """Yield a function that loads tensors as they come; check at the end that the version is whole.
 
         adapter: PEFT's configuration when the tensors are an adapter's, which is kept for `activate_adapter`.
 
-        Raises ValueError when the tensors do not make up this model, or an adapter of it. The model is then a mixture
-        and must not generate; a later whole update mends it.
+        Raise ValueError when the tensors do not make up this model, or an adapter of it. The model is then a mixture
+        and must not generate until a whole update has been loaded.
         """
         names: set[str] = set()
 
@@ -194,17 +193,17 @@ class WeightReceiver(WeightTransferEngine[JoinGroup, BroadcastUpdate]):
 
 
 class ReceiverExtension:
-    """Mixed into vLLM's worker class."""
+    """The methods that are added to vLLM's worker class."""
 
     weight_transfer_engine: WeightReceiver  # vLLM's own attributes
     model_runner: Any
 
     def weight_failure(self) -> str | None:
-        """Return why this worker refused the last update, or could not join the last group; None when it did."""
+        """Return why this worker refused the last update, or could not join the last group; None when it succeeded."""
         return self.weight_transfer_engine.failure
 
     def begin_adapter(self, rank: int) -> None:
-        """Hold an adapter of zeros, so that requests made before the first update use one already."""
+        """Hold an adapter of zeros, so that requests made before the first update already use one."""
         internals.hold_empty_adapter(self.model_runner, adapter_request(), rank)
 
     def activate_adapter(self) -> None:
