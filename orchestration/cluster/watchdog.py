@@ -1,8 +1,8 @@
-"""The driver's waiting: nothing waits for ever, and who stands still is named.
+"""All waiting of the driver: no wait lasts for ever, and the actor that stands still is named.
 
-Every registered actor is asked every few seconds what it is doing (`beat`, answered by a thread of its own or between two
-awaits, so that a busy actor answers too). Whoever does not answer, or has not moved, for the time-out while the driver waits
-for it is ended and reported as lost.
+Every registered actor is asked every few seconds what it is doing (`heartbeat`, answered by a thread of its own or
+between two awaits, so that a busy actor answers too). An actor that does not answer, or does not move, for as long as
+the time-out while the driver waits for it is ended and reported as lost.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DEATHS = (
 
 
 class Lost(RuntimeError):
-    """A process that the run depends on died or stands still; it has been ended."""
+    """The error of a process that the run depends on and that died or stood still; it has been ended."""
 
     def __init__(self, name: str, how: str, message: str) -> None:
         super().__init__(message)
@@ -41,19 +41,19 @@ class Lost(RuntimeError):
 
 
 class TrainerLost(Lost):
-    """A trainer rank is gone. What it held is in the last checkpoint."""
+    """The error of a lost trainer rank. What it held is in the last checkpoint."""
 
 
 class EngineLost(Lost):
-    """A rollout engine is gone. It can be replaced."""
+    """The error of a lost rollout engine. It can be replaced."""
 
 
 class EnginesLost(RuntimeError):
-    """Engines died more often than failures.engine_restarts allows; says which, how and how often."""
+    """The error of more lost engines than failures.engine_restarts allows; says which, how and how often."""
 
 
 class Died(RuntimeError):
-    """Raised by an actor when a process that works for it has died; says how."""
+    """The error that an actor raises when a process that works for it has died; says how."""
 
 
 class Member:
@@ -67,7 +67,7 @@ class Member:
         self._heartbeat_seconds = HEARTBEAT_SECONDS
 
     def look(self, heartbeat_seconds: float) -> None:
-        """Take in an answer, ask again. Raises what the question raised: one of DEATHS, or Died from within the actor."""
+        """Take in an answer and ask again. Raise what the question raised: one of DEATHS, or the actor's own Died."""
         now, self._heartbeat_seconds = time.monotonic(), heartbeat_seconds
         if self._question is not None and ray.wait([self._question], timeout=0)[0]:
             question, self._question = self._question, None
@@ -77,11 +77,11 @@ class Member:
 
     @property
     def silent_seconds(self) -> float:
-        """How long the last question has been unanswered."""
+        """Return for how long the last question has been unanswered; 0 when there is none."""
         return 0.0 if self._question is None else time.monotonic() - self._asked_at
 
     def still_seconds(self, waited_seconds: float) -> float:
-        """How long nothing has moved in it, of the time that it was waited for."""
+        """Return for how long nothing has moved in the actor, but at most the time for which it was waited for."""
         return 0.0 if self.heartbeat is None else min(self.heartbeat.still_seconds, waited_seconds)
 
     @property
@@ -89,7 +89,7 @@ class Member:
         return self.heartbeat.place if self.heartbeat else "it never answered"
 
     def state(self) -> str:
-        """What it is doing, in words."""
+        """Return in words what the actor is doing."""
         if self.heartbeat is None:
             return f"{self.name} has never answered"
         if self.silent_seconds > 2 * self._heartbeat_seconds:
@@ -101,7 +101,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Call(Generic[R]):
-    """Calls of actors that have begun, and what their results mean together."""
+    """Calls to actors that have begun, and the function that makes one answer of their results."""
 
     futures: Sequence[Any]
     doing: str  # in words, for messages
@@ -109,12 +109,12 @@ class Call(Generic[R]):
     stall_seconds: float | None = None  # the time-out, where it is another than the run's
 
     def then(self, change: Callable[[R], S]) -> Call[S]:
-        """Return the same call with another answer, which is made of this one's."""
+        """Return the same call with another answer, which `change` makes of this call's answer."""
         return Call(self.futures, self.doing, lambda results: change(self.answer(results)), self.stall_seconds)
 
 
 class Watch:
-    """All waits of the driver on its actors."""
+    """The place of all the driver's waits for its actors."""
 
     def __init__(self, stall_seconds: float) -> None:
         self.stall_seconds = stall_seconds
@@ -122,32 +122,32 @@ class Watch:
         self._lost: dict[Any, Lost] = {}  # likewise; for whoever waits for them yet
 
     def add(self, name: str, actor: Any, lost: type[Lost], was_lost: bool = False) -> Member:
-        """Watch an actor with a method `beat() -> Beat`; `lost` is raised when it is lost. was_lost: it is in the place of one that
-        was: when it cannot even be constructed it is lost too, where that of a first one is a mistake in what it was told."""
+        """Watch an actor with a method `heartbeat() -> Heartbeat`; raise `lost` when it is lost. was_lost: the actor
+        replaces a lost one, so a failed construction is a loss too; at a first start it is a wrong argument."""
         member = self._members[actor._actor_id] = Member(name, actor, lost, was_lost)
         return member
 
     def get(self, futures: Sequence[Any], doing: str, stall_seconds: float | None = None) -> list[Any]:
         """Wait for actor calls and return their results, as ray.get does.
 
-        doing: what is waited for, in words. stall_seconds: the time-out, where it is another than the run's.
+        doing: what is waited for, in words. stall_seconds: the time-out, if it differs from the run's.
 
         Raises:
-            Lost: an actor died or did not move. It is of the kind given to `add`, and names who is to blame.
+            Lost: an actor died or did not move. The error is of the type given to `add`, and names the actor at fault.
             Exception: what a call raised, as soon as one did.
         """
         return self.wait(Call(futures, doing, list, stall_seconds))
 
     def wait(self, call: Call[R]) -> R:
-        """Wait for a call and return its answer; nothing else is done meanwhile. Raise what `get` raises."""
+        """Wait for a call and return its answer; do nothing else meanwhile. Raise what `get` raises."""
         waiting = Waiting(self, call)
         while not waiting.is_over():
             pass
         return waiting.answer()
 
     def look(self) -> None:
-        """Ask everybody how they are, and take in the answers. Never waits. Who is found dead is ended, and lost to whoever
-        waits for it next."""
+        """Ask every actor for a heartbeat, and take in the answers, without waiting. An actor that is found dead is
+        ended; the next wait for it raises its loss."""
         for member in list(self._members.values()):
             try:
                 member.look(heartbeat_seconds(self.stall_seconds))
@@ -158,17 +158,17 @@ class Watch:
     def refuse_stalled(
         self, members: Sequence[Member], doing: str, waited_seconds: float, stall_seconds: float | None = None
     ) -> None:
-        """Raises: Lost, when one of them stands still that was waited for so long."""
+        """Raise Lost when one of these actors stands still, after it was waited for so long."""
         if stalled := standing_still(members, waited_seconds, stall_seconds or self.stall_seconds):
             raise self.lose(stalled, stalled[0].state(), doing)
 
     def refuse_lost(self, member: Member) -> None:
-        """Raises: Lost, when it was lost before, also while something else was waited for."""
+        """Raise Lost when the actor was lost before, also during another wait."""
         if (lost := self._lost.get(member.actor._actor_id)) is not None:
             raise lost
 
     def lose(self, members: Sequence[Member], how: str, doing: str) -> Lost:
-        """End actors and their children; returns the error to raise, which says `how`, and what all the others are doing."""
+        """End actors and their children; return the error to raise, with `how` and what all others are doing."""
         others = [m.state() for m in self._members.values() if m not in members[:1]]
         for member in members:
             self.end(member)
@@ -177,7 +177,7 @@ class Watch:
         return lost
 
     def end(self, member: Member) -> None:
-        """End an actor and its children, and watch it no more. It does not have to cooperate."""
+        """End an actor and its children, even if it does not cooperate, and watch it no more."""
         if self._members.pop(member.actor._actor_id, None) is None:
             return  # it was ended before
         ray.kill(member.actor)
@@ -185,7 +185,7 @@ class Watch:
             end_group(member.heartbeat.pid, member.heartbeat.node)
 
     def _failure(self, member: Member, error: Exception, doing: str) -> Lost | None:
-        """Lost, when the error means that the actor or a process of it died; None for any other error."""
+        """End the actor and return its loss if the error means a death, of it or a process of it; else return None."""
         if isinstance(error, RayTaskError) and isinstance(error.cause, Died):
             how = str(error.cause)
         elif isinstance(error, DEATHS) and (member.was_lost or not getattr(error, "actor_init_failed", False)):
@@ -212,7 +212,7 @@ class Watch:
             raise lost from error
 
     def _loss_behind(self, complaining: Member, complaint: Exception, doing: str) -> Lost | None:
-        """When one rank dies or stands still, the others' collectives fail, and their complaint may come first."""
+        """Return the loss of another rank if it may be why this one's collective failed, else None."""
         ranks = [m for m in self._members.values() if m.lost is TrainerLost]
         known = next((lost for lost in self._lost.values() if isinstance(lost, TrainerLost)), None)
         if complaining in ranks and known is not None:
@@ -234,7 +234,7 @@ class Watch:
 
 
 class Waiting(Generic[R]):
-    """One wait for a call, a look at a time, so that the caller can do something else between two looks."""
+    """One wait for a call, in short looks, so that the caller can do something else between two looks."""
 
     def __init__(self, watch: Watch, call: Call[R]) -> None:
         self.watch, self.call = watch, call
@@ -242,7 +242,7 @@ class Waiting(Generic[R]):
         self._results: dict[Any, Any] = {}  # by future
 
     def is_over(self) -> bool:
-        """Look at everybody, wait a moment for results, and return whether all are there. Raise what `Watch.get` raises."""
+        """Look at all actors, wait a moment, and return whether all results came. Raise what `Watch.get` raises."""
         watch, call = self.watch, self.call
         left = [future for future in call.futures if future not in self._results]
         if not left:
@@ -256,13 +256,13 @@ class Waiting(Generic[R]):
         return not waited_for
 
     def answer(self) -> R:
-        """Return the call's answer, once `is_over`."""
+        """Return the call's answer; call this only when `is_over`."""
         return self.call.answer([self._results[future] for future in self.call.futures])
 
 
 def standing_still(members: Sequence[Member], waited_seconds: float, limit_seconds: float) -> list[Member]:
-    """Those to blame. Who does not answer is, before those that answer and do not move: they may be waiting for the former,
-    also when its silence is not long enough yet."""
+    """Return the actors at fault. Silent ones come before those that answer and do not move, because the latter may be
+    waiting for the former, even if these have not been silent for long enough yet."""
     suspicious_seconds = max(limit_seconds / 2, 3 * heartbeat_seconds(limit_seconds))
     silent = [m for m in members if m.silent_seconds >= suspicious_seconds]
     if silent:
@@ -271,12 +271,12 @@ def standing_still(members: Sequence[Member], waited_seconds: float, limit_secon
 
 
 def heartbeat_seconds(limit_seconds: float) -> float:
-    """Between two questions, so that some go unanswered within the time-out before anybody is blamed."""
+    """Return the seconds between two questions, so few that several go unanswered before an actor counts as lost."""
     return min(HEARTBEAT_SECONDS, limit_seconds / 5)
 
 
 def _how_ray_says_it(error: RayError) -> str:
-    """The sentence that matters in Ray's page about a dead actor."""
+    """Return the sentence that matters in Ray's page about a dead actor."""
     if getattr(error, "actor_init_failed", False):  # a traceback, whose last line is the error
         return str(error).strip().splitlines()[-1].strip()
     text = " ".join(str(error).split())

@@ -1,4 +1,4 @@
-"""The rollout workers as Ray actors, and what their engines are made with."""
+"""The rollout workers as Ray actors, and the arguments of their engines."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def duty(
 ) -> Callable[
     [Callable[Concatenate[Worker, P], Coroutine[Any, Any, R]]], Callable[Concatenate[Worker, P], Coroutine[Any, Any, R]]
 ]:
-    """Mark an actor's method: while it runs, the heartbeat says that the actor is `doing` this, beside generating (None: it
-    is part of generating). Whatever fails in it because vLLM's process died is raised as that death."""
+    """Mark an actor's method: while it runs, the heartbeat says that the actor is `doing` this (None: it is part of
+    generating). An error in it that comes from the death of vLLM's process is raised as Died."""
 
     def marked(
         method: Callable[Concatenate[Worker, P], Coroutine[Any, Any, R]],
@@ -53,13 +53,13 @@ def duty(
 
 
 class RolloutActor(RolloutWorker):
-    """A rollout worker in a process of its own, its output in a log file of the run."""
+    """A rollout worker in a process of its own, whose output goes to a log file of the run."""
 
     def __init__(
         self, log_file: str, engine: dict[str, Any], tokenizer: Model, reward: Reward, environment: str,
         cores: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
-        """cores: to be bound to; see CorePlan."""
+        """Construct the worker. cores: those to which it is bound; see CorePlan."""
         bind_to(cores)
         lead_own_group()
         redirect_output_to(log_file)
@@ -105,8 +105,8 @@ class RolloutActor(RolloutWorker):
         await self.engine.wake()
 
     async def heartbeat(self) -> Heartbeat:
-        """How the engine is: still, when it should be generating and no token has come, or loading and no tensor has. Scoring has
-        time-outs of its own."""
+        """Return how the engine is. It is still when it should generate but makes no token, or when it loads but no
+        tensor comes. Scoring has time-outs of its own."""
         if (how := self.engine.death()) is not None:
             raise Died(how)
         tokens = self.engine.tokens_generated() if self._is_started else 0
@@ -120,7 +120,7 @@ class RolloutActor(RolloutWorker):
         return self._pulse.heartbeat_of(phase, self._clock() - self._still_since, self._moves)
 
     def _clock(self) -> float:
-        """Seconds in which it should move: with a duty all, else those without the engine's deliberate pauses."""
+        """Return a clock, in seconds, that runs while the actor should move; pauses count only when it has a duty."""
         return time.monotonic() if self._duty else self._unpaused_seconds()
 
     @contextmanager
@@ -135,7 +135,7 @@ class RolloutActor(RolloutWorker):
 
 
 def engine_arguments(job: EngineJob, device: DeviceSpec, seed: int, threads: int) -> dict[str, Any]:
-    """Return what VLLMEngine is constructed with."""
+    """Return the arguments for constructing a VLLMEngine."""
     return {
         "model_path": job.model.path,
         "dtype": job.model.dtype,

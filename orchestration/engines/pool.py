@@ -1,5 +1,5 @@
-"""The driver's one handle on all rollout engines: requests are submitted, groups collected, weights loaded. An engine that
-dies or stands still is replaced while the others go on."""
+"""The driver's one handle on all rollout engines: it submits requests, collects groups, loads weights, and replaces
+engines that die or stand still while the others continue."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class CurrentWeights:
 
 
 class EnginePool:
-    """All engines, driven together. A group stays whole on one engine."""
+    """All engines, driven together. All responses of a group are made by one engine."""
 
     def __init__(
         self, engines: list[EngineHandle], watch: Watch, restarts: int, in_flight: str, note: Callable[[str], None]
     ) -> None:
-        """restarts: engines that may be replaced, all together. note: shows a sentence to the user when one is."""
+        """Take over engines. restarts: how many may be replaced in total. note: shows the user a sentence for each."""
         self.engines, self.watch, self.note = engines, watch, note
         self.restarts_left, self.in_flight = restarts, in_flight
         self.weights: CurrentWeights | None = None  # None: engines start with the right ones
@@ -61,7 +61,7 @@ class EnginePool:
         cls, job: EngineJob, device: DeviceSpec, run: RunDirectory, options: list[dict[str, Any]],
         cores: CorePlan, watch: Watch, note: Callable[[str], None] = print,
     ) -> EnginePool:  # fmt: skip
-        """Begin to start one engine per entry of `options` (Ray actor options); `wait_for_all` waits until they have."""
+        """Begin to start one engine per entry of `options` (Ray actor options); `wait_for_all` waits for them."""
         engines = []
         for i, placed in enumerate(options):
             engine = engine_arguments(job, device, job.seed * len(options) + i, cores.engine_threads)
@@ -77,26 +77,26 @@ class EnginePool:
 
     @property
     def actors(self) -> list[Any]:
-        """The actors of the engines that have started, and should hold the current weights."""
+        """Return the actors of the engines that have started; they should hold the current weights."""
         return [engine.actor for engine in self.engines if engine.is_started]
 
     def counters(self) -> list[EngineCounters | None]:
-        """Return the last ones of every engine; None: not heard of yet."""
+        """Return the last counters of every engine; None for an engine that has not sent any."""
         return [engine.counters for engine in self.engines]
 
     def tally(self) -> Tally:
-        """Return what was done about lost engines since the last call."""
+        """Return the counts of replaced engines and what they lost, since the last call."""
         tally, self._tally = self._tally, Tally()
         return tally
 
     def scoring_seconds(self) -> float:
-        """Return the seconds in which an engine had only scores outstanding, so far; the largest of all engines'."""
+        """Return for how many seconds an engine had only scores outstanding; the largest value of all engines."""
         return max(one.scoring_seconds if one else 0.0 for one in self.counters())
 
     # ---- requests and groups ----
 
     def submit(self, requests: list[GroupRequest]) -> None:
-        """Have the engines begin these, and return at once. Each goes to the engine with the fewest responses under way."""
+        """Let the engines begin these, and return at once. Each goes to the one with the fewest running responses."""
         loads = [engine.responses_under_way for engine in self.engines]
         usable = [i for i, engine in enumerate(self.engines) if engine.state == "usable"]
         usable = usable or list(range(len(self.engines)))
@@ -111,7 +111,7 @@ class EnginePool:
 
     @property
     def unfinished(self) -> list[GroupRequest]:
-        """Requests whose groups did not come back yet, engine by engine."""
+        """Return the requests whose groups have not come back yet, engine by engine."""
         return [request for engine in self.engines for request in engine.outstanding.values()]
 
     def collect(self, wait_seconds: float) -> list[Group]:
@@ -119,7 +119,7 @@ class EnginePool:
 
         Raises:
             EnginesLost: an engine is lost, and no more may be replaced.
-            WeightLoadError: an engine did not take weights whose load nobody waits for.
+            WeightLoadError: an engine did not load weights whose load nobody waits for.
             Exception: an environment's own error.
         """
         deadline = time.monotonic() + wait_seconds
@@ -131,8 +131,8 @@ class EnginePool:
         return groups
 
     def generate(self, requests: list[GroupRequest]) -> list[Group]:
-        """Submit requests, wait for their groups, and return them in this order: for who has nothing else to do meanwhile.
-        Raise what `collect` raises."""
+        """Submit requests, wait for their groups, and return them in this order, for a caller with nothing else to do;
+        raise what `collect` raises."""
         awaited = AwaitedGroups(requests)
         self.submit(requests)
         others: list[Group] = []
@@ -142,8 +142,8 @@ class EnginePool:
         return awaited.groups
 
     def probe(self, prompts: list[Prompt], sampling: Sampling, step: int) -> list[Trajectory]:
-        """Return short continuations from every engine that holds the current weights; none when all are being replaced.
-        Raise EnginesLost when no more may be."""
+        """Return short continuations from every engine that holds the current weights; none when all are being
+        replaced; raise EnginesLost when no more may be replaced."""
         usable = [engine for engine in self.engines if engine.state == "usable"]
         calls = [(engine, engine.actor.probe.remote(prompts, sampling, step)) for engine in usable]
         return [t for part in self._results(calls, f"probe, step {step}") for t in part]
@@ -151,8 +151,8 @@ class EnginePool:
     # ---- engines that are lost ----
 
     def look(self, wait_seconds: float, gives_weights: bool = True) -> None:
-        """Take in what engines have finished, replace those that are lost, and give the weights to those that have started
-        again. Wait at most so long for news. gives_weights: False while others are on their way."""
+        """Take in what engines have finished, replace lost ones, and give the weights to those that were started again.
+        Wait at most this long for a call to end. gives_weights: False while other weights are about to be loaded."""
         self.watch.look()
         calls = [call for engine in self.engines for call in engine.open_calls()]
         if calls:
@@ -167,7 +167,7 @@ class EnginePool:
                 self.replace(engine, lost)
 
     def _give_weights(self, engine: EngineHandle) -> None:
-        """Have a new engine load the current weights, where that is possible: those of a broadcast are gone."""
+        """Let a new engine load the current weights, unless they were broadcast: then they cannot be loaded again."""
         if self.weights is None:
             engine.use()
         elif self.weights.update is not None:
@@ -175,12 +175,12 @@ class EnginePool:
 
     @property
     def without_weights(self) -> list[EngineHandle]:
-        """Engines that were started again and can only be given the current weights by the trainer."""
+        """Return the engines that were started again and can get the current weights only from the trainer."""
         is_gone = self.weights is not None and self.weights.update is None and not self._is_asleep
         return [engine for engine in self.engines if engine.state == "started"] if is_gone else []
 
     def replace(self, engine: EngineHandle, lost: Lost) -> None:
-        """Start an engine again in the place of one that is lost; the others get its requests.
+        """Start an engine again in place of a lost one; the other engines get its requests.
 
         Raises:
             EnginesLost: failures.engine_restarts does not allow another one.
@@ -209,12 +209,12 @@ class EnginePool:
     # ---- weights ----
 
     def load_weights(self, version: int, update: dict[str, Any], stays: bool = True) -> list[LoadReport]:
-        """Load a version into every engine that has started, and return their reports. Those that are starting get it later.
+        """Load a version into every engine that has started, and return their reports. Starting ones get it later.
 
-        stays: engines can load by this update later too; not so a broadcast.
+        stays: whether engines can load by this update later too, which a broadcast does not allow.
 
         Raises:
-            WeightLoadError: an engine did not take it whole. Its responses are requested again after a load that succeeds.
+            WeightLoadError: an engine did not load it whole. Its responses are requested again after a successful load.
             EngineLost: all were lost meanwhile, and are being replaced.
             EnginesLost: no more may be replaced.
         """
@@ -238,8 +238,8 @@ class EnginePool:
         return reports
 
     def begin_load(self, version: int, update: dict[str, Any], to_score: Sequences) -> None:
-        """Begin what `load_weights` does, without waiting: `collect` and `look` see it through, and raise what it raises.
-        `take_reports` has the engines' log-probabilities of what is to be scored."""
+        """Begin what `load_weights` does, without waiting: `collect` and `look` complete it, and raise what it raises.
+        `take_reports` then returns the engines' log-probabilities of `to_score`."""
         assert not self.is_loading, "the load before is not over"
         self.weights = CurrentWeights(version, update, to_score)
         for engine in self.engines:
@@ -252,7 +252,7 @@ class EnginePool:
 
     @property
     def has_reports(self) -> bool:
-        """Whether there are reports that nobody has taken."""
+        """Return whether there are reports that nobody has taken."""
         return any(engine.has_reports for engine in self.engines)
 
     def take_reports(self) -> list[LoadReport]:
@@ -262,33 +262,33 @@ class EnginePool:
     # ---- all together ----
 
     def drain(self) -> None:
-        """Let running responses end; none begins until weights come. Raise EnginesLost."""
+        """Let running responses end; none begins until weights are loaded. Raise EnginesLost when too many are lost."""
         self._all("drain")
 
     def sleep(self) -> None:
-        """Stop generating, and give accelerator memory back, until `wake`. Raise EnginesLost."""
+        """Stop generating until `wake`, and give accelerator memory back. Raise EnginesLost when too many are lost."""
         self._is_asleep = True
         self._all("sleep")
 
     def wake(self) -> None:
-        """Take the memory again, and go on. Raise EnginesLost."""
+        """Take the memory again, and generate. Raise EnginesLost when too many are lost."""
         self._all("wake")
         self._is_asleep = False
 
     def wait_for_all(self) -> None:
-        """Wait until all engines are in use. Raise what kept one from its first start, or EnginesLost."""
+        """Wait until all engines are in use. Raise the error of a first start that failed, or EnginesLost."""
         while not all(engine.is_in_use for engine in self.engines):
             self.look(WAIT_SECONDS)
 
     def wait_for_one(self) -> list[EngineHandle]:
-        """Wait until an engine has started and none is loading, and return those that have: all may be on their way anew.
-        Raise EnginesLost."""
+        """Wait until an engine has started and none is loading, and return those that have started, since all may be in
+        the middle of a restart; raise EnginesLost when no more may be replaced."""
         while self.is_loading or not (engines := [engine for engine in self.engines if engine.is_started]):
             self.look(WAIT_SECONDS, gives_weights=False)
         return engines
 
     def close(self) -> None:
-        """End the engines in an orderly way; one that is lost meanwhile keeps nobody from it."""
+        """End the engines in an orderly way, even if one of them is lost meanwhile."""
         closing = [(engine, engine.actor.close.remote()) for engine in self.engines if engine.is_started]
         for engine, call in closing:
             try:

@@ -1,4 +1,4 @@
-"""What engines are requested to generate in a step, and the groups that are waited for by their ids."""
+"""The requests to engines in a step, and the groups that are waited for by their ids."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def step_requests(
 ) -> list[GroupRequest]:
     """Return one request per prompt, each with an id and seeds that no other request of the step has.
 
-    earlier: prompts requested in this step before. Group ids go on from there, and a prompt that is requested again, also
-    within `prompts`, gets samples of other seeds.
+    earlier: prompts requested in this step before. Group ids continue from there, and a prompt that is requested again,
+    also within `prompts`, gets samples of other seeds.
     """
     times = Counter(prompt.prompt_id for prompt in earlier)
     requests = []
@@ -35,7 +35,7 @@ def step_requests(
 
 
 class AwaitedGroups:
-    """The groups of some requests, as they come among others."""
+    """The groups of some requests, picked out of all that come."""
 
     def __init__(self, requests: list[GroupRequest]) -> None:
         self._ids = [request.group_id for request in requests]
@@ -43,7 +43,7 @@ class AwaitedGroups:
         self._groups: dict[str, Group] = {}
 
     def take(self, groups: list[Group]) -> list[Group]:
-        """Keep those that are awaited and return the others."""
+        """Keep the awaited groups and return the others."""
         self._groups |= {group.group_id: group for group in groups if group.group_id in self._missing}
         self._missing -= self._groups.keys()
         return [group for group in groups if group.group_id not in self._groups]
@@ -54,5 +54,5 @@ class AwaitedGroups:
 
     @property
     def groups(self) -> list[Group]:
-        """All of them, in the order of the requests."""
+        """Return all awaited groups, in the order of the requests."""
         return [self._groups[group_id] for group_id in self._ids]

@@ -1,4 +1,4 @@
-"""What engines did with a step's wall-clock, from the counters that come with collected groups."""
+"""How engines spent a step's wall-clock time, from the counters that come with collected groups."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COUNTERS = ("busy_seconds", "scoring_seconds", "paused_seconds", "tokens_generat
 
 @dataclass(frozen=True)
 class EngineLap:
-    """Since the lap before; seconds are means over engines."""
+    """The engines' work since the lap before; seconds are means over engines."""
 
     busy_seconds: float  # with a response running, and not paused
     scoring_seconds: float  # only scores outstanding
@@ -21,9 +21,9 @@ class EngineLap:
     tokens_generated: float  # by all engines, finished or not
 
     def tally(self, step_seconds: float) -> Tally:
-        """The waiting of the generating side. Counters may be a moment old, and what they lack comes in the next lap: seconds of
-        one step may be more than it took, or idle ones below 0, but over a run they add up to its wall-clock. Only the share,
-        which nobody sums, is kept between 0 and 1."""
+        """Return busy, paused and idle time. Counters may be a moment old, and the rest comes in the next lap: the
+        seconds of one step may exceed its length, or idle ones be below 0, but over a run they add up to its wall-clock
+        time. Only the share, which is not summed, is limited to 0..1."""
         tally = Tally()
         tally.total("schedule/engine_busy_seconds", self.busy_seconds)
         tally.total("schedule/engine_paused_seconds", self.paused_seconds)
@@ -33,16 +33,16 @@ class EngineLap:
 
 
 class EngineUtilisation:
-    """Sums up counters that only grow, except that an engine begun anew begins at 0."""
+    """Sum up counters that only grow, except that a replaced engine begins at 0 again."""
 
     def __init__(self) -> None:
         self._before: list[dict[str, float]] = []
         self._sums = dict.fromkeys(COUNTERS, 0.0)
 
     def take_in(self, counters: Sequence[EngineCounters | None], is_counted: bool = True) -> None:
-        """Add what passed since the last call, or leave it out.
+        """Add what has passed since the last call, or leave it out.
 
-        counters: the last ones of every engine; None: of an engine that was not heard of yet.
+        counters: the last ones of every engine; None for an engine that has not sent any.
         """
         now = [{name: getattr(one, name) if one else 0.0 for name in COUNTERS} for one in counters]
         before, self._before = self._before or [dict.fromkeys(COUNTERS, 0.0) for _ in now], now
@@ -52,6 +52,6 @@ class EngineUtilisation:
             self._sums[name] += passed / len(pairs) if name.endswith("_seconds") else passed
 
     def lap(self) -> EngineLap:
-        """The sums since the last lap."""
+        """Return the sums since the last lap."""
         sums, self._sums = self._sums, dict.fromkeys(COUNTERS, 0.0)
         return EngineLap(**sums)

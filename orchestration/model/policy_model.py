@@ -1,4 +1,4 @@
-"""The policy's forward pass: a packed micro-batch in, log-probabilities and entropy of its action tokens out."""
+"""Run the policy's forward pass: from a packed micro-batch to log-probabilities and entropy of its action tokens."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from orchestration.model.prepared_batch import PreparedBatch
 
 
 class PolicyHead(nn.Module):
-    """The language-model head, in chunks. Holds no parameters of its own: the model keeps its head.
-
-    Its own module so that DeepSpeed's hooks surround exactly this use of the weight: under ZeRO-3 the weight is
-    registered as an external parameter and gathered here, in forward and backward."""
+    """The language-model head, in chunks. It holds no parameters of its own: the model keeps its head.
+    It is a module so that DeepSpeed's hooks surround exactly this use of the weight: under ZeRO-3 the weight is
+    registered as an external parameter and gathered here, in forward and backward.
+    """
 
     def __init__(self, linear: nn.Linear, softcap: float | None, float32: bool) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class PolicyHead(nn.Module):
         self._external = False
 
     def register_partitioned(self) -> None:
-        """Under ZeRO-3, tell DeepSpeed that this module uses the head's parameters. Before the first forward pass."""
+        """Tell DeepSpeed, before the first forward pass under ZeRO-3, that this module uses the head's parameters."""
         (linear,) = self._linear
         if not self._external and hasattr(linear.weight, "ds_id"):
             import deepspeed
@@ -56,7 +56,7 @@ class PolicyHead(nn.Module):
 
 
 class ValueHead(nn.Module):
-    """V of the state a token is predicted from. Zero at first, so that a fresh critic claims nothing."""
+    """Compute the value of the state that a token is predicted from. A fresh head says 0 everywhere."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
@@ -64,16 +64,16 @@ class ValueHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, hidden: Tensor, rows: Tensor) -> Tensor:
-        """hidden [U, H], rows [N] in 0..U-1 -> values [N] float32"""
+        """Return the values, [N] float32, of hidden [U, H] at rows [N] int64 in 0..U-1."""
         with torch.autocast(hidden.device.type, enabled=False):
             values = hidden.float() @ self.weight.float() + self.bias.float()
         return values.index_select(0, rows)
 
 
 def packed_hidden(hf_model: Any, batch: PreparedBatch) -> Tensor:
-    """Last hidden states [U, H] of the packed sequences at `batch.positions`.
-
-    Raises ValueError when a layer does not use the packed attention: sequences would see each other."""
+    """Return the last hidden states [U, H] of the packed sequences at `batch.positions`. Raise ValueError when a layer
+    does not use the packed attention, because sequences would see each other.
+    """
     batch.layout.calls = 0
     hidden = hf_model.base_model(
         input_ids=batch.input_ids,
@@ -94,15 +94,15 @@ def packed_hidden(hf_model: Any, batch: PreparedBatch) -> Tensor:
 class PolicyModel(nn.Module):
     """A Hugging Face causal language model whose forward pass returns what a policy loss needs.
 
-    This is what DeepSpeed wraps; `hf_model` is the model itself, to be saved and synchronised.
+    DeepSpeed wraps this module; `hf_model` is the model itself, to be saved and synchronised.
     """
 
     hf_model: Any  # a transformers PreTrainedModel
 
     def __init__(self, hf_model: Any, float32_head: bool = False, with_values: bool = False) -> None:
-        """with_values: a value head on the policy's trunk, not part of `hf_model`.
-
-        Raises ValueError when the model's family needs something packed sequences do not have here."""
+        """Wrap a model. with_values: add a value head on the policy's trunk, which is not part of `hf_model`. Raise
+        ValueError when the model's family needs something that packed sequences do not have here.
+        """
         super().__init__()
         _refuse_unsupported(hf_model)
         self.hf_model = hf_model
@@ -113,8 +113,8 @@ class PolicyModel(nn.Module):
     def forward(
         self, batch: PreparedBatch, temperature: float = 1.0, train_trunk_on_values: bool = True
     ) -> tuple[Tensor, ...]:
-        """logprobs [N] float32 and entropy [N] float32 (nats) of the action tokens, at `temperature`; with a value head
-        also values [N] float32. All differentiable; values only to the head unless `train_trunk_on_values`."""
+        """Return logprobs [N] float32 and entropy [N] float32 (nats) of the action tokens, at `temperature`; with a
+        value head also values [N] float32, whose gradient reaches the trunk only with `train_trunk_on_values`."""
         self.head.register_partitioned()
         chosen = packed_hidden(self.hf_model, batch)
         predicted = self.head(chosen, batch.targets, batch.rows, temperature)
@@ -123,8 +123,8 @@ class PolicyModel(nn.Module):
         return (*predicted, self.value_head(chosen if train_trunk_on_values else chosen.detach(), batch.rows))
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> PolicyModel:
-        """Rotary frequencies stay float32 when the model is cast, e.g. by DeepSpeed: bfloat16 ones turn far
-        positions."""
+        """Keep rotary frequencies in float32 when the model is cast, e.g. by DeepSpeed: in bfloat16 they are so coarse
+        that distant positions are wrong."""
         kept = {name: buffer.clone() for name, buffer in self.named_buffers() if name.endswith("inv_freq")}
         super()._apply(fn, recurse)
         for name, buffer in self.named_buffers():
@@ -136,8 +136,8 @@ class PolicyModel(nn.Module):
 def load_policy(model: Model, device: DeviceSpec, with_values: bool = False, lora: Lora | None = None) -> PolicyModel:
     """Load the configured causal language model (Hugging Face format) on the CPU, with packed attention.
 
-    The weights are float32: DeepSpeed, or whoever runs the model, casts them to the compute type and keeps the masters.
-    With adapters only those are; the base, which is not trained, is loaded in the compute type.
+    The weights are float32: DeepSpeed, or whoever runs the model, casts them to the compute type and keeps the float32
+    ones. With adapters only these are float32; the base, which is not trained, is loaded in the compute type.
 
     Raises:
         ValueError: there is no model configuration, or not one of a causal text model; or adapters do not fit it.

@@ -1,1 +1,1 @@
-"""The loop of reinforcement learning and what only it needs: the queue of rollouts, weight sync and its proof."""
+"""This room holds the loop of reinforcement learning: the driver, the queue of rollouts, weight sync and its check."""

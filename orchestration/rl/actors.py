@@ -1,4 +1,4 @@
-"""Starts Ray, places the actors, brings them up together, and takes everything down again."""
+"""Start Ray, place the actors, bring them up together, and end all of them afterwards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from orchestration.trainer.settings import TrainerSettings
 
 @dataclass(frozen=True)
 class Actors:
-    """Everything that is alive during a job; an evaluation on its own has no trainers."""
+    """All actors of a job; an evaluation on its own has no trainers."""
 
     trainers: TrainerRanks | None
     pool: EnginePool
@@ -31,7 +31,7 @@ class Actors:
 
 @dataclass(frozen=True)
 class Training:
-    """The trainer ranks of a job, what they are told, and the method they train with."""
+    """The trainer ranks of a job, their settings, and the method they train with."""
 
     job: TrainerJob
     settings: TrainerSettings
@@ -39,7 +39,7 @@ class Training:
 
     @classmethod
     def of(cls, config: RLConfig, method: PolicyMethod, run: RunDirectory) -> Training:
-        """Return the training that a job is configured to do in a run directory."""
+        """Return the training that a configuration describes, in a run directory."""
         return cls(TrainerJob.of_rl(config), trainer_settings(config, run), method)
 
 
@@ -47,10 +47,10 @@ class Training:
 def started_actors(
     engine_job: EngineJob, training: Training | None, run: RunDirectory, note: Callable[[str], None] = print
 ) -> Iterator[Actors]:
-    """Start the trainer ranks (when there is something to train) and the engines, and close them at the end.
+    """Start the trainer ranks (when there is something to train) and the engines; close them at the end of the block.
 
-    Start-up is concurrent, engines compile and load while the trainer does; on GPUs that both share it is in turn, because
-    an engine measures the free memory while it starts. note: told when an engine is replaced.
+    Start-up is concurrent: engines compile and load while the trainer does. On GPUs that both share it is in turn,
+    because an engine measures the free memory while it starts. note: called when an engine is replaced.
     """
     device = resolve(engine_job.model.device)
     trainer_job = training.job if training is not None else None
@@ -91,7 +91,7 @@ def started_actors(
 
 
 def trainer_settings(config: RLConfig, run: RunDirectory) -> TrainerSettings:
-    """What a job tells its trainer ranks."""
+    """Return the settings that a job gives to its trainer ranks."""
     return TrainerSettings(
         model=config.model,
         train=config.train,

@@ -1,8 +1,8 @@
-"""What the driver does while it waits, from top to bottom.
+"""All that the driver does while it waits.
 
-The driver never just waits: whatever it waits for, it goes round. One round submits prompts as far as staleness allows,
-collects finished groups, replaces engines that are lost and gives the new ones the weights, and checks the weights that
-engines have loaded meanwhile. In sync mode there is nothing to submit while the trainer works, and no round is needed.
+Whatever it waits for, it goes round. One round submits prompts as far as staleness allows, collects finished groups,
+replaces engines that are lost, gives the weights to the new ones, and checks the weights that engines have loaded
+meanwhile. In sync mode there is nothing to submit while the trainer works, and no round is needed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ R = TypeVar("R")
 
 
 class Driver:
-    """Keeps engines and trainer at work, and every engine at the trainer's weights."""
+    """Keep engines and trainer at work, and every engine at the trainer's weights."""
 
     def __init__(
         self, config: RLConfig, trainers: TrainerRanks, pool: EnginePool, queue: RolloutQueue, weights: WeightSync,
@@ -48,7 +48,7 @@ class Driver:
         self._expected: list[FloatArray] | None = None  # the trainer's log-probabilities of what engines are to score
 
     def take_tally(self) -> Tally:
-        """Return what was counted since the last call, by the driver and by the pool about lost engines."""
+        """Return the counts since the last call: the driver's, and the pool's about lost engines."""
         tally, self.tally = self.tally, Tally()
         tally.merge(self.pool.tally())
         return tally
@@ -56,11 +56,11 @@ class Driver:
     # ---- one round ----
 
     def go_round(self, wait_seconds: float, submits: bool = True) -> None:
-        """Do once what is to be done beside waiting; wait at most so long for a group.
+        """Do one round of all work beside waiting; wait at most this long for a group.
 
         Raises:
             EnginesLost: more engines died than failures.engine_restarts allows.
-            SyncError: an engine refused weights that it took while training went on.
+            SyncError: an engine refused the weights that it was to load during training.
             ProbeFailed: an engine that has loaded does not hold the trainer's weights.
             ValueError: a user's filter or environment failed.
         """
@@ -75,14 +75,14 @@ class Driver:
         self._check_loaded()
 
     def _collect(self, wait_seconds: float) -> list[Group]:
-        """Return finished groups; the pool replaces lost engines as it looks for them."""
+        """Return finished groups; while it waits for them, the pool replaces lost engines."""
         if not self.syncs_in_flight:
             return self.pool.collect(wait_seconds)
         with self.weights.refusals():
             return self.pool.collect(wait_seconds if self.is_settled else min(wait_seconds, MOMENT_SECONDS))
 
     def _check_loaded(self) -> None:
-        """Compare what engines have scored under weights that they loaded beside training with what the trainer scored."""
+        """Compare the trainer's log-probabilities with those of engines that loaded weights during training."""
         if self._expected is None:  # nothing was sent, or the trainer is still scoring
             return
         reports = self.pool.take_reports()
@@ -94,10 +94,10 @@ class Driver:
     # ---- waiting for one thing while everything else goes on ----
 
     def wait(self, call: Call[R]) -> R:
-        """Wait for the trainer and return its answer; in overlap engines are kept at work meanwhile.
+        """Wait for the trainer and return its answer; in overlap mode, keep engines at work meanwhile.
 
-        When engines are lost for good in that time, or cannot be brought to new weights, the trainer is let finish before it
-        is an error, so that the last checkpoint is of a whole step: that of the batch, which nobody else has any more.
+        When engines are lost for good in that time, or cannot load new weights, the trainer finishes first and the
+        error is raised later. So the last checkpoint is of a whole step with this batch, which exists nowhere else.
         """
         waiting = Waiting(self.watch, call)
         while not waiting.is_over():
@@ -105,30 +105,30 @@ class Driver:
         return waiting.answer()
 
     def go_round_beside(self) -> None:
-        """Go round once while the trainer works, in overlap; keep what fails for `raise_failure`."""
+        """Go round once while the trainer works, in overlap mode; keep an error for `raise_failure`."""
         if self._goes_round_beside and self.failure is None:
             with self.trainer_first():
                 self.go_round(0.0)
 
     @contextmanager
     def trainer_first(self) -> Iterator[None]:
-        """Keep the loss of engines, or weights they refuse, for `raise_failure`, and let the trainer finish."""
+        """Keep an error of the block (lost engines, refused weights) for `raise_failure`, after the trainer's step."""
         try:
             yield
         except (EnginesLost, SyncError) as error:
             self.failure = error
 
     def raise_failure(self) -> None:
-        """Raise what was kept while the trainer worked."""
+        """Raise the error that was kept while the trainer worked, if any."""
         if self.failure is not None:
             raise self.failure
 
     def begin_overlap(self) -> None:
-        """Keep engines at work beside the trainer from now on, where the schedule is overlap."""
+        """Keep engines at work beside the trainer from now on, if the schedule is overlap."""
         self._goes_round_beside = self.config.schedule.mode == "overlap"
 
     def stop(self) -> None:
-        """Go round no more beside the trainer: the run ends."""
+        """End the rounds beside the trainer, because the run ends."""
         self._goes_round_beside = False
 
     def next_batch(self, version: int) -> Batch:
@@ -141,8 +141,8 @@ class Driver:
         return batch
 
     def generate(self, requests: list[GroupRequest]) -> list[Group]:
-        """Wait for the groups of these requests, which are no part of training, and return them in this order. Nothing else
-        is submitted meanwhile. Raise what `go_round` raises."""
+        """Wait for the groups of these requests, which are not for training, and return them in this order. Submit
+        nothing else meanwhile. Raise what `go_round` raises."""
         self._awaited = AwaitedGroups(requests)
         self.pool.submit(requests)
         while not self._awaited.is_complete:
@@ -153,8 +153,8 @@ class Driver:
     # ---- weights ----
 
     def send_weights(self, version: int, batch: Batch) -> None:
-        """Bring the engines to the trainer's weights. In flight the trainer goes on as soon as they are published, and the
-        engines take and check them while it trains. Otherwise engines hold them afterwards; `probe` has to check.
+        """Bring the engines to the trainer's weights. In flight, return when they are published; engines load and check
+        them during the next training step. Otherwise return when engines hold them, which `probe` must check.
 
         Raises:
             SyncError, ProbeFailed, EnginesLost.
@@ -176,11 +176,11 @@ class Driver:
 
     @property
     def is_settled(self) -> bool:
-        """Whether engines hold what was sent last, and have shown it."""
+        """Return whether engines hold the weights that were sent last, and whether this was checked."""
         return not self.pool.is_loading and (self._expected is None or not self.pool.has_reports)
 
     def settle(self) -> None:
-        """Wait until engines hold what was sent last. Raise what `go_round` raises."""
+        """Wait until engines hold the weights that were sent last. Raise what `go_round` raises."""
         if self.is_settled:
             return
         began = time.monotonic()
@@ -189,7 +189,7 @@ class Driver:
         self.tally.total("schedule/trainer_wait_seconds", time.monotonic() - began)
 
     def probe(self, version: int, prompts: list[Prompt]) -> None:
-        """Compare engines and trainer on short continuations of these prompts. Raise ProbeFailed, EnginesLost."""
+        """Compare engines and trainer on short continuations of these prompts. Raise ProbeFailed or EnginesLost."""
         while not (trajectories := self.pool.probe(prompts, probe_sampling(self.config), version)):
             self.go_round(WAIT_SECONDS, submits=False)  # all engines are being replaced
         trainer = self._trainer_logprobs(trajectories)

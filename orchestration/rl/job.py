@@ -1,4 +1,4 @@
-"""What a reinforcement-learning job can do, one method a phase. The order is the loop's."""
+"""The phases of a reinforcement learning job, one method each. The loop calls them in order."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from rollouts.vllm.sampling import Sampling
 
 @dataclass
 class Progress:
-    """How far the job is."""
+    """The progress of a job."""
 
     version: int = 0  # of the policy: what the trainer trains
     first_step: int = 0  # step 0 only looks at what training starts from
@@ -48,7 +48,7 @@ class Progress:
 
 
 class RLJob:
-    """One job: how far it is, and handles on all who work for it."""
+    """One job: its progress, and handles on all that work for it."""
 
     def __init__(
         self, config: RLConfig, objective: TokenObjective, prompts: PromptSets, run: RunDirectory, actors: Actors,
@@ -71,14 +71,14 @@ class RLJob:
     # ---- the phases of a step ----
 
     def begin(self) -> None:
-        """Bring engines to what training starts from, where that is not the model they were started with, and check them."""
+        """Push the weights to the engines if a LoRA job continues an adapter, and check the engines' weights."""
         if self.config.lora is not None and self.config.lora.adapter is not None:
             self.metrics.tally.merge(self.driver.weights.push(self.progress.version))
         self.probe()
         self.driver.begin_overlap()
 
     def generate(self) -> Batch:
-        """Return the next step's groups, whole, scored and filtered: `Group.trained` is what is in the loss."""
+        """Return the next step's groups, whole, scored and filtered: `Group.trained` are the responses in the loss."""
         self.driver.raise_failure()  # what came up since the last step, as while its checkpoint was written
         with self.metrics.phase("generate"):
             scoring_seconds = self.pool.scoring_seconds()
@@ -96,7 +96,7 @@ class RLJob:
         """Update the policy; return False when no group had any signal, so that nothing changed.
 
         Raises:
-            RewardFailures: the reward choked on too many of the responses.
+            RewardFailures: too many of the responses could not be scored.
             NonFiniteError: too many updates in a row were skipped; there is a checkpoint.
         """
         refuse_failed_rewards(batch.trajectories, self.config.reward)
@@ -123,7 +123,7 @@ class RLJob:
 
     @contextmanager
     def _engines_asleep(self) -> Iterator[None]:
-        """Let engines that share devices with the trainer stand still inside."""
+        """Stop engines that share devices with the trainer during the block."""
         if self.pool.sleeps:
             with self.driver.trainer_first():
                 self.pool.sleep()
@@ -138,11 +138,11 @@ class RLJob:
         return self.driver.wait(recompute(self.trainers, trajectories, names, budget, train.share_prompts))
 
     def sync(self, batch: Batch) -> None:
-        """Bring the engines to the trainer's weights; in overlap they take them while training goes on.
+        """Bring the engines to the trainer's weights; in overlap mode they load them while training goes on.
 
         Raises:
-            SyncError: no method brought them there.
-            ProbeFailed: they hold others.
+            SyncError: every method failed.
+            ProbeFailed: the engines hold other weights.
         """
         with self.metrics.phase("sync"):
             self.driver.send_weights(self.progress.version, batch)
@@ -155,7 +155,7 @@ class RLJob:
             self.driver.probe(self.progress.version, self.prompts.train[: self.config.sync.probe_prompts])
 
     def evaluate(self, step: int) -> None:
-        """Judge the policy on held-out prompts, with the engines that train it."""
+        """Evaluate the policy on held-out prompts, with the engines that also generate for training."""
         config = self.config
         with self.metrics.phase("sync"):
             self.driver.settle()
@@ -174,7 +174,7 @@ class RLJob:
 
     @contextmanager
     def keeping_samples(self, step: int, batch: Batch) -> Iterator[None]:
-        """Write what the model wrote and what it was paid, after the block; also when it ends in an error."""
+        """Write the responses and their rewards to samples/ after the block, even when it ends in an error."""
         with afterwards(lambda: self.run.write_samples(step, batch.trajectories)):
             yield
 
@@ -189,7 +189,7 @@ class RLJob:
     # ---- checkpoints ----
 
     def checkpoint(self, step: int) -> None:
-        """Write the policy in Hugging Face format, and what a resumed run needs; older checkpoints of this run make room."""
+        """Write the policy in Hugging Face format, and what a resumed run needs; remove older checkpoints."""
         with self.metrics.phase("checkpoint"), self.run.checkpoint(step) as folder:
             self.driver.wait(self.trainers.save(folder))
             if self.config.checkpoint.resume_state:
@@ -199,7 +199,7 @@ class RLJob:
         self.run.prune_checkpoints(self.config.checkpoint.keep)
 
     def state(self, step: int) -> DriverState:
-        """Return what a run that is resumed after this step must know."""
+        """Return the driver's state, from which a run can be resumed after this step."""
         self.metrics.tally.merge(self.driver.take_tally())
         queue = self.driver.queue
         return DriverState(
@@ -213,8 +213,8 @@ class RLJob:
         )
 
     def resume(self, checkpoint: Path) -> None:
-        """Go on after the checkpoint's step, with actors that have just started. Prompts that were under way are submitted
-        again. If the step was not judged before the run ended, it is now, and the checkpoint is then like any other.
+        """Continue after the checkpoint's step, with actors that have just started. Submit again the prompts that were
+        under way. If the run ended before the step's evaluation, evaluate now and complete the checkpoint.
 
         Raises:
             ValueError: the checkpoint does not fit the job.

@@ -1,7 +1,7 @@
-"""The driver loop of reinforcement learning: generate, train, sync, and now and then evaluate and keep.
+"""The driver loop of reinforcement learning: generate, train, sync, and at times evaluate and write a checkpoint.
 
-There is one loop. In sync mode a step's groups are submitted when the step begins; in overlap prompts are always submitted
-ahead, as far as schedule.max_staleness allows, and engines go on while the trainer trains (rl/driver.py).
+There is one loop. In sync mode a step's groups are submitted when the step begins; in overlap mode prompts are always
+submitted ahead, as far as schedule.max_staleness allows, and engines generate while the trainer trains (rl/driver.py).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ WriteReport = Callable[[Path], Path]
 
 
 def run_rl(config: RLConfig, prompts: PromptSets, run: RunDirectory, write_report: WriteReport) -> None:
-    """Start everyone who works for the job, and do it; begin again from the last checkpoint when a trainer rank is lost.
+    """Start all actors and do the job; begin again from the last checkpoint when a trainer rank is lost.
 
-    What is worth keeping is in the run directory. Raise what `drive` raises, and TrainerLost after failures.job_restarts or
-    where the checkpoint holds no state to go on from.
+    All results are in the run directory. Raise what `drive` raises, and TrainerLost after failures.job_restarts or when
+    the checkpoint holds no state from which to continue.
     """
     objective = TokenObjective(method_for(config), config.objective)
     with ExitStack() as stack:
@@ -61,7 +61,7 @@ def attempt(
     config: RLConfig, objective: TokenObjective, prompts: PromptSets, run: RunDirectory, console: Console,
     write_report: WriteReport, checkpoint: Path | None,
 ) -> None:  # fmt: skip
-    """Do the job with actors of its own, from its beginning or from a checkpoint. Raise what `drive` raises."""
+    """Do the job with new actors, from its beginning or from a checkpoint. Raise what `drive` raises."""
     with ExitStack() as stack:
         with console.phase("starting engines and trainer"):
             actors = stack.enter_context(
@@ -76,14 +76,14 @@ def attempt(
 
 
 def drive(job: RLJob, write_report: WriteReport) -> None:
-    """Train for train.steps steps, with engines that hold the trainer's weights; a resumed job goes on after its last one.
+    """Train for train.steps steps, with engines that hold the trainer's weights; a resumed job goes on after its last.
 
     Raises:
         ProbeFailed: an engine does not hold the trainer's weights.
         RewardFailures: more responses could not be scored than reward.max_error_rate allows.
         NonFiniteError: too many updates in a row held an Inf or NaN; there is a checkpoint from before them.
         EnginesLost: engines died more often than failures.engine_restarts allows; there is a checkpoint.
-        SyncError: the engines could not be brought to the trainer's weights; likewise.
+        SyncError: the engines could not be brought to the trainer's weights; there is a checkpoint too.
         TrainerLost: a trainer rank died, or stood still for failures.stall_seconds.
     """
     run, steps = job.run, job.config.train.steps
@@ -112,7 +112,7 @@ def drive(job: RLJob, write_report: WriteReport) -> None:
 
 
 def do_step(job: RLJob, step: int) -> None:
-    """One step; step 0 only looks at what training starts from."""
+    """Do one step; step 0 only evaluates the model that training starts from."""
     config = job.config
     if step == 0:
         job.begin()

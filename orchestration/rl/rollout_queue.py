@@ -1,5 +1,5 @@
-"""The queue between engines and trainer: prompts are submitted as far as staleness allows; finished groups are filtered and
-handed over in batches. Sync mode is staleness 0: a step's groups are submitted together and taken together.
+"""The queue between engines and trainer: it submits prompts as far as staleness allows, filters finished groups and
+returns them in batches. Sync mode is staleness 0: a step's groups are submitted together and taken together.
 
 Nothing here waits: `rl/driver.py` calls `submit`, `take_in` and `take`.
 """
@@ -26,7 +26,7 @@ from rollouts.vllm.sampling import Sampling
 
 @dataclass(frozen=True)
 class Batch:
-    """What one step trains on, and what else has finished since the last one."""
+    """The groups that one step trains on, and those that a filter has left out since the last step."""
 
     fresh: list[Group]  # in order of submission; those that a filter left out without a replacement are among them
     cancelled: list[Group]  # left out whole by a filter that refills, in order of submission
@@ -34,8 +34,8 @@ class Batch:
 
     @property
     def groups(self) -> list[Group]:
-        """What goes to the trainer; `Group.trained` says what of it is in the loss. Replayed groups lie evenly among fresh
-        ones, so that each of a step's updates gets its share."""
+        """Return the groups for the trainer; `Group.trained` are their responses in the loss. Replayed groups lie
+        evenly among fresh ones, so that each of a step's updates gets its share."""
         placed = [
             ((n + 0.5) / len(part), group) for part in (self.fresh, self.replayed) for n, group in enumerate(part)
         ]
@@ -43,18 +43,18 @@ class Batch:
 
     @property
     def finished(self) -> list[Group]:
-        """What was generated for this step."""
+        """Return the groups that were generated for this step."""
         return [*self.fresh, *self.cancelled]
 
     @property
     def trajectories(self) -> list[Trajectory]:
-        """All responses that were generated for this step."""
+        """Return all responses that were generated for this step."""
         return [t for group in self.finished for t in group.trajectories]
 
 
 @dataclass
 class _Step:
-    """What has happened since the last batch was taken."""
+    """The events since the last batch was taken."""
 
     submitted: list[Prompt] = field(default_factory=list)
     cancelled: list[Group] = field(default_factory=list)
@@ -66,13 +66,13 @@ class _Step:
 
 
 class RolloutQueue:
-    """Submits prompts and hands over batches."""
+    """Submit prompts and return batches."""
 
     def __init__(
         self, config: RLConfig, objective: TokenObjective, pool: EnginePool, sampler: ShuffledPrompts,
         sampling: Sampling, note: Callable[[str], None],
     ) -> None:  # fmt: skip
-        """note: shows a sentence to the user."""
+        """Begin with an empty queue. note: shows a sentence to the user."""
         rollout, schedule = config.rollout, config.schedule
         self.rollout, self.schedule, self.steps = rollout, schedule, config.train.steps
         self.pool, self.sampler, self.sampling, self.note = pool, sampler, sampling, note
@@ -96,13 +96,13 @@ class RolloutQueue:
         self._said_missing = False
 
     def begin_after(self, step: int, first_prompts: list[Prompt]) -> None:
-        """Go on after a step of an earlier process: these prompts come first, since they were submitted and not trained on."""
+        """Continue after a step of an earlier process: its prompts that were not trained on come first."""
         self.next_step, self.first_prompts = step + 1, list(first_prompts)
 
     def submit(self, engine_version: int) -> None:
         """Submit as many prompts as staleness allows now.
 
-        engine_version: what engines begin under, the policy's or an older one: they hold it, or it is on its way.
+        engine_version: the policy's version or an older one, under which engines begin: they hold it, or will get it.
         """
         count = self._room(engine_version)
         if count == 0:
@@ -122,7 +122,7 @@ class RolloutQueue:
         self.pool.submit(requests)
 
     def take_in(self, group: Group) -> None:
-        """Keep a finished group until it is in a batch, unless a filter that refills leaves it out: then another is submitted.
+        """Keep a finished group until it is in a batch, unless a filter that refills leaves it out; then replace it.
 
         Raises:
             ValueError: a user's filter failed.
@@ -137,7 +137,7 @@ class RolloutQueue:
         self._replace(1)
 
     def take(self, version: int) -> Batch | None:
-        """Return the next step's batch, or None while it is not complete. version: of the policy that will train on it."""
+        """Return the next step's batch, for a policy of this version, or None while the batch is not complete."""
         ids = self._complete(version)
         if ids is None:
             assert not self._is_stuck(version), "nothing is under way, nothing may be submitted, and there is no batch"
@@ -159,49 +159,49 @@ class RolloutQueue:
         return batch
 
     def trained(self, version: int) -> None:
-        """Take note that the last batch is trained on and the policy is at `version`."""
+        """Note that the last batch was trained on and the policy is at `version`."""
         self.admission.trained(version)
         at, groups = self._in_training
         self.replay_buffer.add([group for group in groups if self._is_of_use_again(group)], at)
 
     def unfinished(self) -> list[Prompt]:
-        """Return the prompts taken from the sampler whose groups are not trained on yet, in order of submission. In sync mode
-        those that were left out in the step under way are among them, because it is done again as it was; in overlap that
-        step will be another one anyhow."""
+        """Return the prompts taken from the sampler whose groups are not trained on yet, in order of submission. In
+        sync mode these include the ones left out in the current step, because a resumed run repeats it unchanged; in
+        overlap mode it is a different step anyway."""
         left_out = {group.group_id for group in self._now.cancelled} if self.schedule.staleness else set()
         entries = (entry for name, entry in self._submitted.items() if name not in left_out)
         return [prompt for _, prompt in sorted(entries, key=lambda entry: entry[0])] + self.first_prompts
 
     def _room(self, version: int) -> int:
-        """How many prompts may be submitted now, of those that a step is left for."""
+        """Return how many prompts may be submitted now and are needed by the remaining steps."""
         still_needed = (self.steps - self.next_step + 1) * self.fresh_per_step - self.admission.outstanding
         return max(0, min(self.admission.room(version), still_needed) - self._now.unfilled)
 
     def _replace(self, groups: int) -> None:
-        """Have further prompts submitted in place of so many, as far as this step may still submit any."""
+        """Let this number of further prompts be submitted, or fewer when the step's limit on refills is reached."""
         allowed = min(groups, self.rollout.max_refill_rounds * self.rollout.prompts_per_step - self._now.refilled)
         self._now.refilled += allowed
         self._now.unfilled += groups - allowed
 
     def _complete(self, version: int) -> list[str] | None:
-        """The batch of as many as are finished, without waiting for those that are not submitted any more; but for one group
-        at least, as long as any may come."""
+        """Return the ids of a batch of finished groups, or None. It may be smaller by the groups that are not submitted
+        any more, but has at least one group as long as any may come."""
         may_come = self.admission.outstanding > 0 or self._room(version) > 0
         return self.admission.batch(version, max(int(may_come), self.fresh_per_step - self._now.unfilled))
 
     def _is_stuck(self, version: int) -> bool:
-        """Whether waiting would be for ever: a fault of ours."""
+        """Return whether a wait would never end, which would be an error of this code."""
         return self.admission.running == 0 and self._room(version) == 0
 
     def _is_of_use_again(self, group: Group) -> bool:
-        """Whether it gave a gradient, and would again: not when all its advantages are 0 and so in no forward pass, and not
-        when one is Inf or NaN, which has its update skipped each time."""
+        """Return whether the group gave a gradient and would give one again: not when all its advantages are 0 and left
+        out of forward passes, nor when one is Inf or NaN, so that its update is skipped each time."""
         advantages = [t.advantage for t in group.trained]
         is_sound = all(math.isfinite(advantage) for advantage in advantages if advantage is not None)
         return is_sound and not (self._drops_zero_advantage and all(advantage == 0 for advantage in advantages))
 
     def _refuse_old_tokens(self, groups: list[Group], version: int) -> None:
-        """The bound that admission keeps by deadlines, of the tokens themselves."""
+        """Check on the tokens themselves the bound that admission keeps by deadlines."""
         for group in groups:
             for t in group.trajectories:
                 assert not len(t.versions) or version - t.versions.min() <= self.schedule.staleness, (
@@ -221,8 +221,7 @@ class RolloutQueue:
             )
 
     def tally(self, batch: Batch, version: int) -> Tally:
-        """Return counters of filters, replay buffer and queue at the moment the batch was taken, to be trained on at
-        `version`."""
+        """Return counters of filters, replay buffer and queue at the moment when the batch for `version` was taken."""
         tally = Tally()
         if self.filters:
             self._tally_filters(batch, tally)

@@ -13,7 +13,7 @@ from rollouts.worker import EngineCounters
 
 
 class StepMetrics:
-    """Collects tallies and seconds until `finish` makes the step's metrics of them."""
+    """Collect tallies and seconds until `finish` turns them into the step's metrics."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -24,24 +24,24 @@ class StepMetrics:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Show the phase on the console, and claim the block's seconds for it."""
+        """Show the phase on the console, and count the block's seconds for it."""
         with self.console.phase(name), self._clock.phase(name):
             yield
 
     def move_scoring(self, seconds: float) -> None:
-        """Count seconds of generation, as many as it had, as those of scoring."""
+        """Count these seconds of generation, or as many as there were, as seconds of scoring."""
         self._clock.move(min(max(0.0, seconds), self._clock.phases["generate"]), "generate", "reward")
 
     def read_engines(self, counters: Sequence[EngineCounters | None], is_counted: bool = True) -> None:
-        """Take in what engines have done since the last call, or leave it out; see EngineUtilisation."""
+        """Take in the engines' counters since the last call, or leave them out; see EngineUtilisation."""
         self._engines.take_in(counters, is_counted)
 
     def so_far(self) -> dict[str, float]:
-        """Return the step's numbers of this moment, without times."""
+        """Return the step's numbers so far, without times."""
         return {**self.from_checkpoint, **self.tally.means()}
 
     def begin_step(self) -> None:
-        """Forget what was before: the next step begins now."""
+        """Forget everything before: the next step begins now."""
         self.tally, self.from_checkpoint = Tally(), {}
         self._clock.lap()
 

@@ -1,8 +1,8 @@
 """The check after every sync: engine and trainer give the same tokens the same log-probabilities.
 
-In turn, engines continue a few prompts under the new weights and the trainer scores what they sampled. While training goes on
-that is impossible, because the trainer's own weights have moved by then: so it scores tokens of the last batch before it goes
-on, and engines score the same tokens when they have loaded.
+When both work in turn, engines continue a few prompts under the new weights and the trainer scores these tokens. While
+training goes on that is impossible, because the trainer's weights have changed by then: so it scores tokens of the last
+batch before it continues, and engines score the same tokens when they have loaded.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ TOLERANCE_BY_DTYPE = {"float32": 0.002, "bfloat16": 0.15}
 
 
 class ProbeFailed(RuntimeError):
-    """Engine and trainer disagree: the engine does not hold the trainer's weights, or samples from something else."""
+    """The error of an engine that disagrees with the trainer, because of other weights or another sampling."""
 
 
 def tolerance_for(config: RLConfig) -> float:
-    """Return the mean gap that lets a run go on: the config's, or that of its compute type."""
+    """Return the largest mean gap, in nats, with which a run continues: the configured one, or the dtype's."""
     return config.sync.probe_tolerance or TOLERANCE_BY_DTYPE[config.model.dtype]
 
 
 def probe_sampling(config: RLConfig) -> Sampling:
-    """Return how the continuations are drawn that engines and trainer are compared on: short ones, from the whole
-    distribution. Of a truncated one an engine returns renormalised log-probabilities, which the trainer does not compute."""
+    """Return how the compared continuations are drawn: short, and from the whole distribution. From a truncated one an
+    engine returns renormalised log-probabilities, which the trainer does not compute."""
     sampling = Sampling.of_rollout(config.rollout, run_seed=config.run.seed)
     tokens = min(config.sync.probe_tokens, sampling.max_new_tokens)
     return dataclasses.replace(sampling, max_new_tokens=tokens, top_p=1.0, top_k=0, stop=())
 
 
 def compare(engine_logprobs: Sequence[FloatArray], trainer_logprobs: Sequence[FloatArray], tolerance: float) -> Tally:
-    """Compare the same sequences' log-probabilities and return sync/probe_gap_*; each entry is one sequence's [T] float32.
+    """Compare the same sequences' log-probabilities, [T] float32 each, and return sync/probe_gap_*.
 
     Raises:
         ProbeFailed: the mean gap is above `tolerance`, or a value is not a finite number.
@@ -76,9 +76,9 @@ def _by_sequence(engine_logprobs: Sequence[FloatArray], trainer_logprobs: Sequen
 
 
 def probe_tokens(trajectories: Sequence[Trajectory], count: int, tokens: int, longest: int) -> list[Trajectory]:
-    """Return the first generated tokens of `count` trajectories of different groups, as far as there are so many.
+    """Return the first generated tokens of `count` trajectories of different groups, or of fewer if there are fewer.
 
-    longest: of prompt and tokens together. Where it would be more, the prompt's beginning is left out, which changes what
+    longest: the limit on prompt and tokens together. A longer one loses the beginning of its prompt, which changes what
     is compared, but not that both sides compute the same.
     """
     chosen = {t.group_id: t for t in reversed(trajectories) if t.action_tokens}

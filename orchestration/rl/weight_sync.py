@@ -1,4 +1,4 @@
-"""Weight sync: publish the trainer's weights and bring every engine to them. Whether it worked is proven by the probe."""
+"""Weight sync: publish the trainer's weights and load them into every engine. The probe checks whether it worked."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ REFUSALS = (WeightLoadError, TransferFailed)  # what a method may fail with; any
 
 
 class SyncError(RuntimeError):
-    """The engines could not be brought to the trainer's weights."""
+    """The error of engines that could not be brought to the trainer's weights."""
 
 
 class WeightSync:
-    """Brings engines to the trainer's weights, version after version, by the configured method or the next that works.
+    """Bring engines to the trainer's weights, version after version, by the configured method or the next that works.
 
-    With nccl the engines and trainer rank 0 are in a group, which is made anew whenever the engines are others than before.
+    With nccl the engines and trainer rank 0 are in a group, which is made again whenever the engines have changed.
     """
 
     def __init__(
         self, config: RLConfig, trainers: TrainerRanks, pool: EnginePool, watch: Watch, warn: Callable[[str], None]
     ) -> None:
-        """warn: shows a sentence to the user."""
+        """Begin at version 0. warn: shows a sentence to the user."""
         self.config, self.trainers, self.pool, self.watch, self.warn = config, trainers, pool, watch, warn
         self.method: SyncMethod = config.sync.method
         self._connected: list[Any] = []  # the engines' actors in the group
@@ -57,8 +57,8 @@ class WeightSync:
         return tally
 
     def publish(self, version: int) -> tuple[dict[str, Any], Tally]:
-        """Do the first half of `push`, for methods that leave a version where engines take it when they like. Return the
-        notice that engines load it by. Raise SyncError when the weights could not be written."""
+        """Do the first half of `push`, for methods that store a version from which engines can load it later. Return
+        the notice by which engines load it. Raise SyncError when the weights could not be written."""
         assert self.method != "nccl", "a broadcast takes both sides"
         with self.refusals():
             notice, seconds = self._publish(version)
@@ -67,9 +67,9 @@ class WeightSync:
         return notice, tally
 
     def give_to_new_engines(self) -> None:
-        """Bring engines that were started again to the version pushed last, where that was broadcast and is in no file.
+        """Bring engines that were started again to the version pushed last, if that was broadcast and is in no file.
 
-        When the trainer has trained on since, that version is nowhere any more; they get the next one.
+        When the trainer has trained since then, that version exists nowhere any more; they get the next one.
         """
         for engine in self.pool.without_weights:
             if self.trainers.weights_moved:
@@ -113,11 +113,10 @@ class WeightSync:
         tally.add("sync/gigabytes_per_second", sent["size_bytes"] / 1e9, time.monotonic() - started)
 
     def _publish(self, version: int) -> tuple[dict[str, Any], float]:
-        """Have the trainer write its weights to where engines take them; return the notice that they load them by, and the
-        seconds.
+        """Let the trainer write its weights to where engines load them; return the notice for engines, and the seconds.
 
         Raises:
-            TransferFailed: the system did not let it, as on a full disk.
+            TransferFailed: the system refused, for example because the disk is full.
         """
         started = time.monotonic()
         try:
@@ -130,7 +129,7 @@ class WeightSync:
     def _broadcast(
         self, version: int, load: Callable[[dict[str, Any]], list[LoadReport]]
     ) -> tuple[dict[str, Any], list[LoadReport]]:
-        """Have trainers send while engines receive. Return what the sender says and what `load` returns; raise what both say."""
+        """Let trainers send while engines receive. Return both results; an error holds what both sides said."""
         sending = self.trainers.publish(version, "nccl")
         try:
             reports = load({"version": version})
@@ -145,8 +144,8 @@ class WeightSync:
 
     @contextmanager
     def refusals(self) -> Iterator[None]:
-        """Turn the error of weights that could not be written, or that an engine refused while training went on, into a
-        SyncError with the way out."""
+        """Turn the error of weights that were not written, or that an engine refused during training, into a SyncError
+        that names the remedy."""
         try:
             yield
         except REFUSALS as error:
@@ -160,12 +159,12 @@ class WeightSync:
                 self._connect(list(self.pool.actors))
 
     def _connect(self, actors: list[Any]) -> None:
-        """Make a new group of trainer rank 0 and these engines. All are heard out: when one dies or stands still, the others
-        complain first.
+        """Make a new group of trainer rank 0 and these engines. Wait for the answers of all: when one dies or stands
+        still, the others complain first.
 
         Raises:
             EngineLost, TrainerLost: one of them is lost.
-            TransferFailed, WeightLoadError: the group did not come together though nobody was lost.
+            TransferFailed, WeightLoadError: the group did not form although none was lost.
         """
         self._connected, self._joined = [], actors
         first, workers = self.trainers.actors[0], self.config.rollout.tensor_parallel_size
@@ -188,8 +187,8 @@ class WeightSync:
         self._connected = actors
 
     def _until_it_works(self, attempt: Callable[[], None], tally: Tally) -> None:
-        """Repeat an attempt, by the next method where one fails, and count the methods that failed. Raise SyncError when none
-        is left."""
+        """Repeat an attempt, by the next method when one fails; count failed methods. Raise SyncError when none is
+        left."""
         fallbacks = 0
         while True:
             try:
@@ -207,7 +206,7 @@ class WeightSync:
         tally.total("sync/fallbacks", fallbacks)
 
     def _fall_back(self, error: Exception) -> None:
-        """Go on with the next method. Raise SyncError when there is none, or the run is in overlap mode."""
+        """Switch to the next method. Raise SyncError when there is none, or the run is in overlap mode."""
         failed, following = self.method, FALL_BACK.get(self.method)
         why = f"sync.method {failed} failed: {message_of(error)}"
         if following is None:
@@ -225,7 +224,7 @@ class WeightSync:
 
 
 def sent_tally(size_bytes: int, seconds: float) -> Tally:
-    """Return what the trainer's side of a sync did."""
+    """Return the metrics of the trainer's side of a sync."""
     tally = Tally()
     tally.total("sync/bytes", size_bytes)
     tally.total("sync/publish_seconds", seconds)
@@ -233,7 +232,7 @@ def sent_tally(size_bytes: int, seconds: float) -> Tally:
 
 
 def taken_tally(reports: list[LoadReport]) -> Tally:
-    """Return what taking a version did to generation."""
+    """Return the metrics of how loading a version interrupted generation."""
     tally = Tally()
     for report in reports:
         tally.maximum("sync/pause_seconds", report.pause_seconds)
