@@ -1,5 +1,4 @@
-"""Many responses laid end to end, so that numpy works on all their tokens at once: a call for each costs more than the
-work."""
+"""Many responses laid end to end, so that numpy works on all tokens at once, because one call per response is slow."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ class Responses:
         """Return what the sampling says of every action token, and the given numbers, one per token or one per
         response.
 
-        version: the policy's now, from which a token's staleness is counted.
+        version: the policy's version now, from which a token's staleness is counted.
         """
         versions = self._of_actions([t.versions for t in self.trajectories], np.int64)
         assert not len(versions) or version >= versions.max(), "a token is newer than the policy"
@@ -52,8 +51,7 @@ class Responses:
         return [column[first:end] for first, end in zip(self._first, self._end, strict=True)]
 
     def order(self, members: Iterable[int]) -> Ints:
-        """Return the indices of some trajectories' action tokens in a column, one trajectory after another. In
-        0..N-1"""
+        """Return the indices, 0..N-1, of some trajectories' action tokens in a column, one trajectory after another."""
         return np.concatenate([self._indices[self._first[i] : self._end[i]] for i in members])
 
     def bodies(self) -> list[bytes]:

@@ -1,1 +1,1 @@
-"""From a command line to a checked job, or to one message that says what is wrong: arguments, preflight, dry run."""
+"""This room turns a command line into a checked job, or into one message with all mistakes; --dry-run stops there."""

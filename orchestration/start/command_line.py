@@ -78,12 +78,12 @@ def main(kind: JobKind[Config, Data], arguments: Sequence[str] | None = None) ->
 
 
 def checked_with_data(kind: JobKind[Config, Data], config: Config, is_resumed: bool = False) -> tuple[Checked, Data]:
-    """Check files and machine, and load the data; everything a run stands on is proven before anything heavy starts.
+    """Check files and machine, and load the data, so that every requirement is met before anything heavy starts.
 
-    is_resumed: the run directory holds the run that goes on.
+    is_resumed: the run directory holds the run to be resumed.
 
     Raises:
-        ConfigError: with every problem found, each naming its key or file and the way out.
+        ConfigError: with every problem found, each naming its key or file and the remedy.
     """
     from orchestration.model.checkpoint_facts import model_facts
     from orchestration.start.problems import Problems
@@ -112,7 +112,7 @@ def _made_run_directory(config: AnyConfig) -> RunDirectory:
 
 
 def _resumable(config: AnyConfig) -> TrainingConfig:
-    """Return the configuration of a kind of job that trains, as which only JobKind.training marks it."""
+    """Return the configuration with the type of a job that trains. Only JobKind.training says that it is one."""
     return cast(TrainingConfig, config)
 
 
@@ -138,7 +138,7 @@ def _took_up_what_is_done(config: TrainingConfig, steps: int, directory: RunDire
 def _ended(
     run: Callable[[Config, Data, RunDirectory], None], config: Config, data: Data, directory: RunDirectory
 ) -> int:
-    """Run the job; whatever ends it early becomes one line and an exit code, the traceback goes to the driver's log."""
+    """Run the job; turn an error into one line and an exit code, and write its traceback into the driver's log."""
     try:
         run(config, data, directory)
     except KeyboardInterrupt:
@@ -159,13 +159,13 @@ def _ended(
 
 
 def _shortened(text: str) -> str:
-    """Return at most the first lines of a message: a remote actor's error brings its whole traceback along."""
+    """Return at most the first lines of a message, because a remote actor's error contains its whole traceback."""
     lines = text.strip().splitlines()
     return "\n".join(lines[:6] + (["..."] if len(lines) > 6 else []))
 
 
 def _leave(number: int, frame: Any) -> None:
-    """End the run on SIGTERM as on Ctrl-C: context managers close what they opened."""
+    """Raise KeyboardInterrupt on SIGTERM, as on Ctrl-C, so that context managers close what they opened."""
     raise KeyboardInterrupt
 
 
@@ -196,7 +196,7 @@ def _parser(kind: JobKind[Config, Data]) -> argparse.ArgumentParser:
 
 
 def _teaching(kind: JobKind[Config, Data]) -> str:
-    """Return the part of --help below the options: examples, blocks, methods, where more is written."""
+    """Return the part of --help below the options: examples, blocks, methods, and further documents."""
     command = f"  python {kind.program} --config {kind.example}"
     lines = [
         "examples:",

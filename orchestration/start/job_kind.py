@@ -1,5 +1,5 @@
-"""What the command line must know of each kind of job. main_rl.py, main_sl.py and main_eval.py each describe theirs; nobody
-else asks of which kind a configuration is."""
+"""The facts about each kind of job that the command line needs. main_rl.py, main_sl.py and main_eval.py each describe
+their kind; no other code asks of which kind a configuration is."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Data = TypeVar("Data")
 
 @dataclass(frozen=True)
 class Training(Generic[Config, Data]):
-    """What only jobs that train have: methods to choose from, and runs that can be resumed."""
+    """The facts about jobs that train: the methods to choose from, and how runs are resumed."""
 
     from_rewards: bool  # its methods learn from rewards; otherwise from examples
     has_launcher: bool  # torchrun or deepspeed starts its ranks

@@ -1,4 +1,4 @@
-"""The data of a job, read and checked before anything heavy starts."""
+"""Read and check the data of a job before anything heavy starts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""How much memory a job will take, from sizes alone. An estimate to plan with, not a promise: allocators and libraries
-add to it."""
+"""Estimate from sizes alone how much memory a job will take, for planning: allocators and libraries add more."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ CPU_KV_CACHE_BYTES = GIB  # what a CPU engine reserves unless rollout.engine.kv_
 
 @dataclass(frozen=True)
 class SecondModels:
-    """What a trainer rank holds beside the policy."""
+    """The models that a trainer rank holds beside the policy."""
 
     reference: bool = False  # frozen
     critic: bool = False  # trained, with an optimizer of its own
@@ -58,8 +57,8 @@ def memory_of_rl(config: RLConfig, model: ModelFacts, adapter: AdapterSize | Non
 
 
 def memory_of_engine(job: EngineJob, model: ModelFacts, device: str) -> dict[str, int]:
-    """Return the memory of an engine on `device`: weights and key-value cache. A CPU engine reserves a fixed cache; a GPU
-    engine takes a share of its device, of which this counts what the sequences generated together can fill."""
+    """Return the memory of an engine on `device`: weights and key-value cache. A CPU engine reserves a fixed cache. A
+    GPU engine takes a share of its device; counted here is the part that the sequences generated together can fill."""
     width = BYTES[job.model.dtype]
     reserved = job.arguments.get("kv_cache_memory_bytes")
     if isinstance(reserved, int):
@@ -72,7 +71,7 @@ def memory_of_engine(job: EngineJob, model: ModelFacts, device: str) -> dict[str
 
 
 def estimate(config: RLConfig, model: ModelFacts, has: SecondModels, device: str) -> MemoryEstimate:
-    """Return the memory of a job whose trainer ranks hold certain models beside the policy."""
+    """Return the memory of a job whose trainer ranks hold these models beside the policy."""
     width, checkpoint = BYTES[config.model.dtype], config.checkpoint
     weights = model.parameters * width
     kept = min(checkpoint.keep + 1, 1 + config.train.steps // checkpoint.every) if checkpoint.every else 1
@@ -93,7 +92,7 @@ def estimate(config: RLConfig, model: ModelFacts, has: SecondModels, device: str
 
 
 def _trainer(config: RLConfig, model: ModelFacts, width: int, has: SecondModels) -> dict[str, int]:
-    """Per rank. The reference of a policy with adapters is that policy without them."""
+    """Return the bytes per rank. For a policy with adapters, the reference is that policy without them."""
     adapter = has.adapter.parameters if has.adapter is not None else None
     parts = _model_state(config, model.parameters, adapter, width)
     if has.reference and adapter is None:
@@ -105,7 +104,7 @@ def _trainer(config: RLConfig, model: ModelFacts, width: int, has: SecondModels)
 
 
 def _model_state(config: RLConfig, parameters: int, adapter: int | None, width: int) -> dict[str, int]:
-    """ZeRO 1 shards the optimizer's state, 2 also the gradients, 3 also the weights."""
+    """Return the bytes per rank. ZeRO 1 shards the optimizer's state, 2 also the gradients, 3 also the weights."""
     train = config.train
     shards = {stage: train.ranks if train.zero_stage >= stage else 1 for stage in (1, 2, 3)}
     trained = parameters if adapter is None else adapter
@@ -118,7 +117,7 @@ def _model_state(config: RLConfig, parameters: int, adapter: int | None, width: 
 
 
 def _resume_state(config: RLConfig, model: ModelFacts, has: SecondModels, width: int) -> int:
-    """On disk, of all ranks: what is trained in the compute type, float32 master weights where that is another, Adam moments."""
+    """Return the bytes on disk, of all ranks: trained weights, float32 masters of other types, Adam moments."""
     if not config.checkpoint.resume_state:
         return 0
     trained = has.adapter.parameters if has.adapter is not None else model.parameters
@@ -127,8 +126,8 @@ def _resume_state(config: RLConfig, model: ModelFacts, has: SecondModels, width:
 
 
 def _activations(config: RLConfig, model: ModelFacts, width: int) -> int:
-    """Of one full micro-batch: a layer keeps about 12 vectors of the hidden and 4 of the intermediate size per token;
-    with gradient checkpointing every layer keeps its input, and one layer the rest."""
+    """Return the bytes of a full micro-batch: a layer keeps about 12 vectors of the hidden and 4 of the intermediate
+    size per token; with gradient checkpointing every layer keeps its input, and one layer the rest."""
     per_layer = (12 * model.hidden + 4 * model.intermediate) * width
     per_token = model.layers * per_layer
     if config.model.gradient_checkpointing:
@@ -137,7 +136,7 @@ def _activations(config: RLConfig, model: ModelFacts, width: int) -> int:
 
 
 def machine_memory() -> int:
-    """Bytes of main memory this process may use: the machine's, or its container's limit."""
+    """Return the bytes of main memory that this process may use: the machine's, or its container's limit."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.is_file() else "max"
@@ -145,7 +144,7 @@ def machine_memory() -> int:
 
 
 def shown(size: int) -> str:
-    """Bytes as people read them."""
+    """Return a number of bytes as text for people."""
     if size >= 0.1 * GIB:
         return f"{size / GIB:.2f} GiB"
     return f"{size / 1024**2:.1f} MiB" if size >= 2**20 else f"{size / 1024:.1f} KiB"

@@ -28,7 +28,7 @@ class Plan:
 
 
 def print_plan(plan: Plan, warnings: list[str], console: Console | None = None) -> None:
-    """Print a plan, then the warnings. Writes no file."""
+    """Print a plan, then the warnings. Write no file."""
     from rich.console import Console, Group
     from rich.panel import Panel
     from rich.table import Table
@@ -49,7 +49,7 @@ def print_plan(plan: Plan, warnings: list[str], console: Console | None = None) 
 
 
 def model_rows(model: Model, checked: Checked) -> Iterable[Row]:
-    """Yield the rows that say which model it is."""
+    """Yield the rows about the model."""
     yield "path", model.path
     yield "kind", f"{checked.model.architecture}, {checked.model.parameters:,} parameters, {model.dtype} compute"
 
@@ -60,7 +60,7 @@ def algorithm_row(algorithm: Algorithm) -> Row:
 
 
 def adapter_text(lora: Lora, checked: Checked) -> str:
-    """Return what LoRA trains."""
+    """Return a text on what LoRA trains."""
     assert checked.adapter is not None
     trained, whole = checked.adapter.parameters, checked.model.parameters
     return (

@@ -1,4 +1,4 @@
-"""The plan of an evaluation, and the rows that every job with engines has."""
+"""Make the plan of an evaluation, and the rows of every job with engines."""
 
 from __future__ import annotations
 
@@ -50,19 +50,19 @@ def _work_rows(config: EvalConfig, prompts: PromptSets) -> Iterable[Row]:
 
 
 def machine_row(device: DeviceSpec) -> Row:
-    """Return the row of what this machine offers."""
+    """Return the row about this machine."""
     return "machine", f"{device.device}: {device.cores} CPU cores, {device.gpus} GPUs"
 
 
 def engine_rows(job: EngineJob, device: DeviceSpec) -> Iterable[Row]:
-    """Yield the rows of who generates and who scores."""
+    """Yield the rows about generation and scoring."""
     unit = "GPU" if device.device == "cuda" else "process"
     yield "engines", f"{job.engines} vLLM engine(s) of {job.tensor_parallel_size} {unit}(s)"
     yield "scoring", f"{job.reward.workers} process(es) beside each engine"
 
 
 def data_rows(data: Data, prompts: PromptSets) -> Iterable[Row]:
-    """Yield the rows of what is asked, and what was left out."""
+    """Yield the rows about the prompts, and about those left out."""
     by_source = Counter(prompt.source for prompt in prompts.train)
     sources = ", ".join(f"{count} {name}" for name, count in by_source.items())
     yield "training", f"{len(prompts.train)} prompts ({sources})"
@@ -71,5 +71,5 @@ def data_rows(data: Data, prompts: PromptSets) -> Iterable[Row]:
 
 
 def memory_row(name: str, parts: dict[str, int]) -> Row:
-    """Return the row of somebody's memory, by purpose."""
+    """Return the row about one process's memory, by purpose."""
     return name, f"{shown(sum(parts.values()))} = {' + '.join(f'{shown(size)} {part}' for part, size in parts.items())}"

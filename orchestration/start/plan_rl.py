@@ -53,7 +53,7 @@ def _model_rows(config: RLConfig, checked: Checked) -> Iterable[Row]:
 
 
 def objective_rows(config: RLConfig) -> Iterable[Row]:
-    """Yield what stands around the method's loss; rows of what is off are left out."""
+    """Yield the rows on the settings around the method's loss; what is off has no row."""
     from orchestration.trainer.token_objective import TokenObjective
 
     method, o = method_for(config), config.objective
@@ -89,7 +89,7 @@ def _device_rows(config: RLConfig, device: DeviceSpec) -> Iterable[Row]:
 
 
 def placement_text(engine_job: EngineJob, trainer_job: TrainerJob, device: DeviceSpec, cores: CorePlan) -> str:
-    """Return who works where: on the same devices in turn, or on their own."""
+    """Return a text on who works where: on the same devices in turn, or on devices of their own."""
     ranks, engines, devices = trainer_job.ranks, engine_job.engines, engine_job.processes
     if device.device == "cuda" and "RAY_ADDRESS" in os.environ:
         return "as the cluster's GPUs allow"
@@ -113,7 +113,7 @@ def _listed(groups: Iterable[Iterable[int]]) -> str:
 
 
 def schedule_text(config: RLConfig) -> str:
-    """Return when generation and training run, and how old a token may be."""
+    """Return a text on when generation and training run, and how old a token may be."""
     schedule, prompts = config.schedule, config.rollout.prompts_per_step
     reused = (
         f"; {schedule.replay_buffer_share:.0%} of a batch reused for {schedule.replay_buffer_versions} versions"

@@ -1,6 +1,6 @@
-"""Checks of files and machine before anything heavy starts: each mistake costs seconds, not the start of the engines.
+"""Check files and machine before anything heavy starts: a mistake then costs seconds, not the start of the engines.
 
-All checks run, so that one message lists all that is wrong. Nothing is written.
+All checks run, so that one message lists all mistakes. Nothing is written.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 @dataclass(frozen=True)
 class Checked:
-    """What the checks found out on the way, for the plan."""
+    """The results of the checks that the plan shows."""
 
     device: DeviceSpec
     model: ModelFacts
@@ -53,8 +53,8 @@ class Checked:
 def preflight_rl(config: RLConfig, model: ModelFacts | None, is_resumed: bool, problems: Problems) -> Checked | None:
     """Check files and machine for a reinforcement learning job; return None when there are problems.
 
-    model: None when it is a problem itself; then nothing is said of what stands on it. is_resumed: the run directory holds
-    the run that goes on.
+    model: None when it is a problem itself; then the checks that need it are left out. is_resumed: the run directory
+    holds the run to be resumed.
     """
     engine_job, trainer_job = EngineJob.of_rl(config), TrainerJob.of_rl(config)
     check_run_directory(run_directory(config), is_resumed, problems)
@@ -91,7 +91,7 @@ def preflight_eval(
 
 
 def check_run_directory(run: Path, is_resumed: bool, problems: Problems) -> None:
-    """Check that the run directory is free, or holds the run that goes on, and can be written."""
+    """Check that the run directory is free, or holds the run to be resumed, and can be written."""
     from orchestration.run.directory import check_free
 
     if not is_first_rank():  # the first rank may have made it already
@@ -125,7 +125,7 @@ def check_writable(run: Path) -> None:
 
 
 def existing_parent(path: Path) -> Path:
-    """The path itself, or the nearest folder above that exists."""
+    """Return the path itself, or the nearest folder above that exists."""
     path = path.absolute()
     while not path.exists():
         path = path.parent
@@ -171,7 +171,7 @@ def check_devices(engine_job: EngineJob, trainer_job: TrainerJob | None) -> Devi
 
 
 def check_reward(index: int, name: str, params: dict[str, Any]) -> None:
-    """Raise ValueError unless the reward imports and takes the given parameters, and its metric has a name of its own."""
+    """Raise ValueError unless the reward imports and takes its parameters, and its metric has a name of its own."""
 
     (label,) = labels([name])
     try:
@@ -236,7 +236,7 @@ def check_head_dim(model: ModelFacts, device: DeviceSpec | None) -> None:
 
 
 def check_adapter(lora: Lora | None, model: Model) -> AdapterSize | None:
-    """Return what the configured adapter amounts to.
+    """Return the size of the configured adapter, or None without one.
 
     Raises:
         ValueError: it does not fit the model, or there is none to start from.
@@ -264,7 +264,7 @@ def check_shared_memory(config: RLConfig, memory: MemoryEstimate) -> None:
 
 
 def check_disk(config: RLConfig, memory: MemoryEstimate) -> None:
-    """Raise ValueError when the run directory's disk has no room for what is sure to be written."""
+    """Raise ValueError when the run directory's disk has no room for what will certainly be written."""
     on_disk = memory.checkpoints + (memory.sync if config.sync.method == "disk" else 0)
     parent = existing_parent(run_directory(config))
     if (free := shutil.disk_usage(parent).free) < on_disk:
@@ -275,7 +275,7 @@ def check_disk(config: RLConfig, memory: MemoryEstimate) -> None:
 
 
 def data_warnings_of_rl(config: RLConfig, prompts: PromptSets) -> Iterator[str]:
-    """Yield what the prompts make worth saying, one sentence each, beginning with the key."""
+    """Yield warnings about the prompts, one sentence each, beginning with the key."""
     yield from data_warnings_of_eval(config, prompts)
     at_once = Admission.of(config.schedule, config.rollout.prompts_per_step).most_outstanding
     if len(prompts.train) < at_once:
@@ -286,7 +286,7 @@ def data_warnings_of_rl(config: RLConfig, prompts: PromptSets) -> Iterator[str]:
 
 
 def data_warnings_of_eval(config: RLConfig | EvalConfig, prompts: PromptSets) -> Iterator[str]:
-    """Yield what is worth saying of prompts that are only answered."""
+    """Yield warnings about prompts that are only answered, not trained on."""
     if prompts.too_long:
         yield f"data.max_prompt_tokens: {prompts.too_long} rows are longer than that and left out"
 
@@ -294,7 +294,7 @@ def data_warnings_of_eval(config: RLConfig | EvalConfig, prompts: PromptSets) ->
 def machine_warnings(
     config: RLConfig, engine_job: EngineJob, trainer_job: TrainerJob, device: DeviceSpec, memory: MemoryEstimate
 ) -> Iterator[str]:
-    """Yield what the machine makes worth saying, one sentence each, beginning with the key."""
+    """Yield warnings about the machine, one sentence each, beginning with the key."""
     if config.rollout.prompts_per_step < engine_job.engines:
         yield (
             f"rollout.engines: {engine_job.engines} engines for {config.rollout.prompts_per_step} prompts a step: a prompt's "

@@ -1,5 +1,4 @@
-"""Checks of files and machine before a supervised job starts. All checks run, so that one message lists all that is wrong;
-nothing is written."""
+"""Check files and machine before a supervised job starts. All checks run; one message lists all mistakes."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 def preflight_sl(config: SLConfig, model: ModelFacts | None, is_resumed: bool, problems: Problems) -> Checked | None:
     """Check files and machine for a supervised job; return None when there are problems.
 
-    model: None when it is a problem itself. is_resumed: the run directory holds the run that goes on.
+    model: None when it is a problem itself. is_resumed: the run directory holds the run to be resumed.
     """
     check_run_directory(run_directory(config), is_resumed, problems)
     device = problems.attempt(resolve, config.model.device)
@@ -44,7 +43,7 @@ def check_positions(config: SLConfig, model: ModelFacts) -> None:
 
 
 def data_warnings_of_sl(config: SLConfig, examples: SupervisedData) -> Iterator[str]:
-    """Yield what the examples make worth saying, one sentence each, beginning with the key."""
+    """Yield warnings about the examples, one sentence each, beginning with the key."""
     steps = supervised_steps(config, examples)
     if not examples.heldout:
         yield "data.heldout_fraction: nothing is held out, so there is no held-out loss"

@@ -1,4 +1,4 @@
-"""What is wrong with a job, collected, so that one message lists all of it."""
+"""Collect what is wrong with a job, so that one message lists all of it."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def label(method: PolicyMethod) -> str:
 
 
 def about_equality(run: Rerun) -> list[Finding]:
-    """Say whether the rerun equals the live update to the last bit, and if not, whether it should."""
+    """Return a finding on whether the rerun equals the live update to the last bit, and if not, whether it should."""
     live, differing = run.captured.parts[0], run.differing
     if not differing:
         text = f"All {len(run.metrics)} metrics are bit-equal to the live step's"
@@ -71,7 +71,7 @@ def about_equality(run: Rerun) -> list[Finding]:
 
 
 def about_nonfinite(run: Rerun, table: TokenTable) -> list[Finding]:
-    """Say where the first Inf or NaN arises: its column and token, or its parameter. Return [] when there is none."""
+    """Return a finding on where the first Inf or NaN arises: its column and token, or its parameter; [] without one."""
     first = table.first_nonfinite()
     if first is not None:
         name, row = first
@@ -112,7 +112,7 @@ def _nonfinite_weights(run: Rerun) -> str:
 def about_change(
     run: Rerun, other: PolicyMethod, table: TokenTable, both: list[Gradient], notes: list[str]
 ) -> list[Finding]:
-    """Say what another method makes of the same batch.
+    """Return findings on what another method makes of the same batch.
 
     `table` holds the columns of both methods, and `both` their gradients, the live method's first.
     """

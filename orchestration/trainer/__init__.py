@@ -1,1 +1,1 @@
-"""One trainer rank, all ranks as one handle, and what an update's batch is made of."""
+"""This room holds one trainer rank, the handle on all ranks, and the making of an update's batch."""

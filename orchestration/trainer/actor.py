@@ -24,10 +24,10 @@ from rollouts.vllm.weight_file import TensorInfo
 
 
 class TrainerActor:
-    """One rank in a process of its own. Constructed empty, so that rank 0's address is known before anyone connects."""
+    """One rank in a process of its own, constructed empty: rank 0's address must be known before any rank connects."""
 
     def __init__(self, log_file: str, cores: tuple[int, ...] = ()) -> None:
-        """cores: to be bound to; see CorePlan."""
+        """Prepare the process. cores: those to which it is bound; see CorePlan."""
         bind_to(cores)
         lead_own_group()
         redirect_output_to(log_file)
@@ -40,7 +40,7 @@ class TrainerActor:
         return self.activity.heartbeat()
 
     def address(self) -> tuple[str, int]:
-        """This node's address and a free port on it, for the ranks' rendezvous."""
+        """Return this node's address and a free port on it, for the ranks' rendezvous."""
         return ray.util.get_node_ip_address(), free_port()
 
     def join(self, rank: int, ranks: int, address: tuple[str, int]) -> None:
@@ -58,8 +58,7 @@ class TrainerActor:
         sync_method: SyncMethod,
         sync_folder: str,
     ) -> None:
-        """Connect to the other ranks, load the model, wrap it in DeepSpeed. A job that went before is forgotten; the
-        connection stays."""
+        """Connect to the other ranks, load the model, wrap it in DeepSpeed. Forget an earlier job; stay connected."""
         from orchestration.trainer.trainer import Trainer  # DeepSpeed is imported in actors only
 
         self.close()
@@ -74,15 +73,14 @@ class TrainerActor:
         return tally, self.trainer.counters.skipped_in_a_row
 
     def call(self, doing: str, method: str, *arguments: Any) -> Any:
-        """Call a method of the trainer by its name, such as "weights.save"; `doing` is what the heartbeat says
-        meanwhile."""
+        """Call a method of the trainer by its name, such as "weights.save"; the heartbeat says `doing` meanwhile."""
         with self.activity.during(doing):
             return operator.attrgetter(method)(self.trainer)(*arguments)
 
     def publish(self, version: int, method: SyncMethod) -> dict[str, Any] | None:
-        """Gather the weights (all ranks) and bring them to where engines take them (rank 0), which returns the notice.
+        """Gather the weights (all ranks) and bring them to where engines load them (rank 0, which returns the notice).
 
-        Raises TransferFailed or OSError: they could not be brought there.
+        Raise TransferFailed or OSError when they could not be brought there.
         """
         self.activity.enter(f"publish version {version}")
         if method == "nccl" and self.tensors is None:  # receivers are told before the first tensor is gathered
@@ -99,18 +97,17 @@ class TrainerActor:
             self.activity.enter(IDLE)
 
     def offer_transfer(self, bucket_mib: float) -> dict[str, Any]:
-        """Rank 0 listens for a new broadcast group; see WeightBroadcaster.offer."""
+        """Listen, as rank 0, for a new broadcast group; see WeightBroadcaster.offer."""
         assert self.sender is not None
         return self.sender.broadcaster(bucket_mib).offer()
 
     def join_transfer(self, *told: Any) -> None:
-        """Rank 0 joins the group it offered; see WeightBroadcaster.join. Raises TransferFailed."""
+        """Join, as rank 0, the group that it offered; see WeightBroadcaster.join. May raise TransferFailed."""
         assert self.sender is not None and self.sender.broadcast is not None
         self.sender.broadcast.join(*told)
 
     def release_memory(self) -> None:
-        """Give back device memory that torch keeps for later, to an engine on the same GPU. Not yet exercised on a
-        GPU."""
+        """Give device memory that torch keeps for later back to an engine on the same GPU. Not yet run on a GPU."""
         import torch
 
         torch.cuda.empty_cache()  # nothing to do where there is no GPU

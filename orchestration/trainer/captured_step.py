@@ -1,4 +1,4 @@
-"""One update on disk, whole: each rank's micro-batches, the weights they met, what came of them live."""
+"""Write one update to disk, whole: each rank's micro-batches, the weights before it, and its live metrics."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CapturedStep:
-    """One rank's part of one update. What was computed before it (advantages, pi_old, values) is in the
-    micro-batches."""
+    """One rank's part of one update. Its micro-batches hold what was computed before (advantages, pi_old, values)."""
 
     step: int
     update: int  # within the step
@@ -41,15 +40,15 @@ class CapturedStep:
         return Path(self.settings.capture_folder) / f"step_{self.step:06d}_update_{self.update}"
 
     def save_weights(self, weights: TrainedWeights) -> None:
-        """Write the policy in Hugging Face format (of one with adapters, those alone), value head and critic beside it.
-        A collective: every rank calls it."""
+        """Write the policy in Hugging Face format (only the adapters if it has some), and beside it the value head or
+        critic. A collective: every rank calls it."""
         weights.save(self.folder / "policy")
         values = weights.value_parameters()
         if self.rank == 0 and values:
             torch.save(values, self.folder / "critic.pt")
 
     def save_batch(self, live: Tally, reason: str) -> None:
-        """Write this rank's micro-batches and its part of the live metrics; then older captured steps make room."""
+        """Write this rank's micro-batches and its part of the live metrics; then remove the oldest captured steps."""
         self.folder.mkdir(parents=True, exist_ok=True)
         partial = self.folder / f"rank_{self.rank}.partial"
         partial.write_bytes(pickle.dumps((self, live, reason)))

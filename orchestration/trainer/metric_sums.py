@@ -1,4 +1,4 @@
-"""What an update was like: sums over its tokens, kept on the device until its end."""
+"""Measure an update: sums over its tokens, kept on the device until its end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class MetricSums:
     """Sums, counts and maxima of one rank, without a host sync per micro-batch."""
 
     def __init__(self, has_behavior: bool) -> None:
-        """has_behavior: the tokens were sampled by a policy, so that its log-probabilities mean something."""
+        """Begin at zero. has_behavior: the tokens were sampled by a policy, so its log-probabilities have a meaning."""
         self.has_behavior = has_behavior
         self.loss: Tensor | float = 0.0
         self.critic_loss: Tensor | float | None = None

@@ -71,8 +71,8 @@ def summed_over_ranks(sums: dict[str, Tensor], device: torch.device) -> dict[str
 
 
 def learning_rate_at(update: int, train: Optimization, total_updates: int) -> float:
-    """Return the learning rate of update number `update` (from 0). Warm-up starts above zero, and the last update is
-    still above the minimum that cosine and linear lead to: no update has a rate of zero."""
+    """Return the learning rate of update number `update` (from 0). No update has a rate of zero: warm-up starts above
+    it, and the last update is still above the minimum to which cosine and linear lead."""
     if update < train.warmup_steps:
         return train.learning_rate * (update + 1) / train.warmup_steps
     span = max(total_updates - train.warmup_steps, 1)
@@ -84,12 +84,11 @@ def learning_rate_at(update: int, train: Optimization, total_updates: int) -> fl
 
 
 def deepspeed_config(model: Model, train: Optimization, ranks: int) -> dict[str, Any]:
-    """Return DeepSpeed's configuration: numbers everywhere, since outside the Hugging Face integration it drops "auto"
-    values."""
+    """Return DeepSpeed's configuration with numbers only; it drops "auto" without Hugging Face's integration."""
     config: dict[str, Any] = {
         "train_batch_size": ranks,
         "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,  # the boundary is set by hand: updates have as many micro-batches as they need
+        "gradient_accumulation_steps": 1,  # set by hand: updates have as many micro-batches as they need
         "gradient_clipping": train.max_grad_norm,
         "zero_optimization": {
             "stage": train.zero_stage,

@@ -1,8 +1,8 @@
 """The driver's one handle on all trainer ranks.
 
-Every method that the ranks work on returns a `Call`: the work has begun, and whoever waits for it says what is done
-meanwhile (`Driver.wait` keeps the engines busy, `Watch.wait` does nothing else). The ranks answer when all of them
-have."""
+Every method on which the ranks work returns a `Call`: the work has begun, and the one who waits for it decides what is
+done meanwhile (`Driver.wait` keeps the engines busy, `Watch.wait` does nothing else), until all ranks have answered.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +41,7 @@ class TrainerRanks:
     def create(
         cls, device: DeviceSpec, run: RunDirectory, options: list[dict[str, Any]], cores: CorePlan, watch: Watch
     ) -> TrainerRanks:  # fmt: skip
-        """Start one actor per entry of `options` (Ray actor options); they know one another and have nothing to do
-        yet."""
+        """Start one actor per entry of `options` (Ray actor options); they know one another and have no work yet."""
         environment = environment_for_trainer(device.device, cores.trainer_threads)
         environment["DEEPSPEED_TIMEOUT"] = str(collective_minutes(watch.stall_seconds))
         actors = []
@@ -65,7 +64,7 @@ class TrainerRanks:
         sync_method: SyncMethod,
         sync_folder: Path,
     ) -> Call[list[Any]]:
-        """Begin a job, the first or another: a new trainer on every rank."""
+        """Begin a job, the first or another one, with a new trainer on every rank."""
         self.sync_folder = sync_folder
         arguments = (settings, method, device, sync_method, str(sync_folder))
         return self._call("begin", "start trainer", *arguments, stall_seconds=START_SECONDS)
@@ -73,8 +72,7 @@ class TrainerRanks:
     def step(self, updates: list[list[list[MicroBatch]]], step: int) -> Call[tuple[Tally, int]]:
         """Train on a step's updates; updates[u][rank] are the micro-batches of update u.
 
-        The answer is the step's metrics over all ranks, and how many updates in a row were skipped because something in
-        them was not finite.
+        The answer is the step's metrics over all ranks, and how many updates in a row were skipped as non-finite.
         """
         self.weights_moved = True
         per_rank = [[update[rank] for update in updates] for rank in range(len(self.actors))]
@@ -84,8 +82,7 @@ class TrainerRanks:
     def recompute(
         self, per_rank: list[list[MicroBatch]], names: Sequence[str], temperature: float | None = None
     ) -> Call[list[list[dict[str, np.ndarray]]]]:
-        """Compute numbers of the action tokens under the current weights, by rank, micro-batch and name; see
-        Trainer.recompute."""
+        """Compute numbers of the action tokens by rank, micro-batch and name; see Trainer.recompute."""
         doing = f"compute {', '.join(names)}"
         calls = [
             a.call.remote(doing, "recompute", batches, names, temperature)
@@ -94,14 +91,14 @@ class TrainerRanks:
         return Call(calls, doing, list)
 
     def publish(self, version: int, method: SyncMethod = "direct") -> Call[dict[str, Any]]:
-        """Bring the current weights to where engines take them; the answer is the notice by which an engine loads them.
-        With nccl the engines have to take them at the same time."""
+        """Bring the current weights to where engines load them; the answer is the notice by which an engine loads them.
+        With nccl the engines must load them at the same time."""
         self.weights_moved = False
         doing = f"{'broadcast' if method == 'nccl' else 'publish'} weights of version {version}"
         return self._call("publish", doing, version, method).then(lambda notices: notices[0])
 
     def release_memory(self) -> Call[list[Any]]:
-        """Give device memory back before an engine that shares the GPU wakes."""
+        """Give device memory back before an engine wakes that shares the GPU."""
         return self._call("release_memory", "release memory")
 
     def save(self, folder: Path) -> Call[list[Any]]:
@@ -109,11 +106,11 @@ class TrainerRanks:
         return self._call("call", f"write {folder}", "write the model", "weights.save", folder)
 
     def save_state(self, folder: Path) -> Call[list[Any]]:
-        """Write what decides the next step, every rank its part; the folder is on storage that all ranks share."""
+        """Write all that decides the next step, every rank its part; the folder is on storage that all ranks share."""
         return self._call("call", f"write {folder}", "write the trainer's state", "save_state", folder)
 
     def load_state(self, folder: Path) -> Call[list[Any]]:
-        """Go on where `save_state` was called, with ranks that have not trained yet; the wait raises ValueError where
+        """Continue where `save_state` was called, with ranks that have not trained yet; the wait raises ValueError when
         the state does not fit."""
         reading = ("read the trainer's state", "load_state", folder)
         return self._call("call", f"read {folder}", *reading, stall_seconds=START_SECONDS)
@@ -130,13 +127,13 @@ class TrainerRanks:
             shutil.rmtree(self.sync_folder, ignore_errors=True)
 
     def _call(self, what: str, doing: str, *arguments: Any, stall_seconds: float | None = None) -> Call[list[Any]]:
-        """Begin the same on every rank."""
+        """Begin the same call on every rank."""
         return Call([getattr(actor, what).remote(*arguments) for actor in self.actors], doing, list, stall_seconds)
 
 
 def collective_minutes(stall_seconds: float) -> int:
-    """Return how long a rank waits for the others in a collective before it gives up by itself, in minutes.
+    """Return how many minutes a rank waits for the others in a collective before it gives up by itself.
 
-    That is longer than the watchdog waits, which names the rank to blame. DeepSpeed's own default, ten minutes, would
-    end a slow start-up."""
+    The watchdog, which names the rank at fault, waits less. DeepSpeed's own ten minutes would end a slow start-up.
+    """
     return math.ceil(max(stall_seconds, START_SECONDS) / 60) + 1

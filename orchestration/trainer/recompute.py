@@ -1,4 +1,4 @@
-"""Numbers of every action token under the weights of this moment: pi_old, pi_ref, the critic's values."""
+"""Compute numbers of every action token under the present weights: pi_old, pi_ref, the critic's values."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def recompute(
     trainers: TrainerRanks, trajectories: list[Trajectory], names: Sequence[str], max_tokens: int, share_prompts: bool,
     temperature: float | None = None,
 ) -> Call[Recomputed]:  # fmt: skip
-    """Have the ranks compute old_logprobs, ref_logprobs or old_values of these trajectories under their weights of now.
+    """Let the ranks compute old_logprobs, ref_logprobs or old_values of these trajectories under their present weights.
 
-    temperature: None is that of the sampling. With old_values the answer has final_values too, [1] per trajectory: the
-    value of the state after its last token.
+    temperature: None means that of the sampling. With old_values the answer has final_values too, [1] per trajectory:
+    the value of the state after its last token.
     """
     has_values = "old_values" in names
     scored = [t.with_a_state_after() for t in trajectories] if has_values else trajectories

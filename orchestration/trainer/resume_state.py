@@ -1,5 +1,4 @@
-"""All that decides a trainer's next step, on disk: DeepSpeed's optimizer state and float32 weights, counters, random
-state."""
+"""Save all that decides a trainer's next step: DeepSpeed's optimizer state, float32 weights, counters, randomness."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ NAMES = ("policy", "critic")  # of the DeepSpeed engines, in order
 
 @dataclass
 class Counters:
-    """What a trainer has done so far, resumed runs included."""
+    """The number of steps and updates that a trainer has done so far, resumed runs included."""
 
     steps: int = 0
     updates: int = 0
@@ -39,8 +38,8 @@ def save_state(folder: Path, ds_engines: Sequence[Any], counters: Counters, devi
 
 
 def load_state(folder: Path, ds_engines: Sequence[Any], device: torch.device) -> Counters:
-    """Bring a trainer that was just built from the same settings to where the one was that wrote `folder`, and return
-    its counters. A collective.
+    """Bring a trainer that was just built from the same settings to the state in `folder`, and return its counters. A
+    collective.
 
     This unpickles what DeepSpeed wrote: open only folders you trust.
 

@@ -1,4 +1,4 @@
-"""From scored groups to packed micro-batches: advantages and loss weights are made here, on whole groups, once."""
+"""Turn scored groups into packed micro-batches; compute advantages and loss weights once, on whole groups."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def prepare_updates(
 ) -> tuple[list[list[list[MicroBatch]]], Tally]:
     """Return the micro-batches of each update and rank, [update][rank][micro-batch], and what was left out.
 
-    Groups are dealt to the step's updates in order. An update in which nothing would have a gradient is left out.
-    `recompute` has the trainers compute what must be known before the step's first update.
+    Groups are divided among the step's updates in order. An update in which nothing would have a gradient is left out.
+    `recompute` lets the trainers compute the numbers that must be known before the step's first update.
     """
     updates, tally = [], Tally()
     groups = [g for g in groups if g.trained]  # what filters left out whole must not make the shares uneven
@@ -51,8 +51,8 @@ def prepare_updates(
 
 
 def counted(groups: list[Group]) -> list[list[Trajectory]]:
-    """Return, of every group that has any, the trajectories that count for its advantages. Those whose scoring failed,
-    that a filter took out of the baseline, or without a single action token are in neither baseline nor loss."""
+    """Return the trajectories of each group that count for its advantages, without empty groups. A trajectory is in
+    neither baseline nor loss if its scoring failed, a filter took it out of the baseline, or it has no action token."""
     members = [[t for t in group.baseline if np.count_nonzero(t.is_action)] for group in groups]
     return [own for own in members if own]
 
@@ -122,9 +122,9 @@ def _pack(
 def groups_of(
     responses: Responses, sizes: Tensor, columns: TokenColumns, final_values: NDArray[np.float32] | None, penalty: KL
 ) -> Groups:
-    """Return what an advantage sees: rewards less a KL penalty placed in them; per token too where there is a critic.
+    """Return the input of an advantage: rewards less a KL penalty placed in them; per token too if there is a critic.
 
-    sizes: trajectories of each group, [P].
+    sizes: the number of trajectories of each group, [P].
     """
     lengths = torch.from_numpy(responses.counts)
     rewards = torch.tensor([t.reward for t in responses.trajectories], dtype=torch.float32)
@@ -150,10 +150,10 @@ def groups_of(
 def advantages_of(
     groups: Groups, behavior_logprobs: NDArray[np.float32], method: PolicyMethod, config: RLConfig
 ) -> NDArray[np.float32]:
-    """Return the advantage of every action token. [N]
+    """Return the advantage of every action token, [N].
 
     A reward that is Inf or NaN makes its tokens' advantages NaN whatever the method does with it, and so does an
-    engine's log-probability that of its token (a correction would just reject it): the step must see it."""
+    engine's log-probability for its token (a correction would just reject it), so that the step notices it."""
     found = config.objective.advantage_function(method)(groups).to(torch.float32)
     responses, tokens = len(groups.lengths), int(groups.lengths.sum())
     if len(found) not in (responses, tokens):
@@ -173,8 +173,7 @@ def note_advantages(responses: Responses, advantages: NDArray[np.float32]) -> No
 
 
 def drops_zero_advantage(objective: TokenObjective, train: Train) -> bool:
-    """Return whether responses whose advantages are all 0 are left out of the forward pass: they would give no
-    gradient."""
+    """Return whether responses whose advantages are all 0, which give no gradient, are left out of the forward pass."""
     return train.drop_zero_variance_groups and objective.ignores_zero_advantage
 
 

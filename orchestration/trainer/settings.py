@@ -1,4 +1,4 @@
-"""What a trainer rank is told. A file of its own, so that the driver need not import DeepSpeed."""
+"""The settings of a trainer rank, in a file of their own, so that the driver need not import DeepSpeed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from configs.blocks.training import Optimization
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """What a trainer rank needs to know, beyond the method."""
+    """The settings that a trainer rank needs beside the method."""
 
     model: Model
     train: Optimization

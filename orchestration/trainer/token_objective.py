@@ -15,9 +15,9 @@ from configs.blocks.objective import Objective
 
 
 class TokenObjective:
-    """weight * keep * method + keep * (kl.coef * KL - entropy_coef * entropy), and what it has to be given for that.
+    """weight * keep * method + keep * (kl.coef * KL - entropy_coef * entropy), and the numbers that this needs.
 
-    What it says of itself is worked out once: a process makes one and hands it on.
+    Facts about it are worked out once: a process makes one object and hands it on.
     """
 
     def __init__(self, method: PolicyMethod, objective: Objective) -> None:
@@ -48,15 +48,13 @@ class TokenObjective:
         return TokenLoss(loss, metrics, answer.critic)
 
     def nothing(self, t: PolicyTokens, of_policy: bool = True, of_critic: bool = True) -> Tensor:
-        """Return a loss of 0 with the graph that a real one has: under ZeRO-3 every rank must go back through the same
-        modules."""
+        """Return a loss of 0 with the graph of a real one: under ZeRO-3 all ranks must run the same backward pass."""
         names = self._in_graph - (frozenset() if of_policy else {"logprobs", "entropy"})
         names -= frozenset() if of_critic else {"values"}
         return torch.stack([0 * present(getattr(t, name)).sum() for name in sorted(names)]).sum()
 
     def correct(self, t: PolicyTokens) -> tuple[Tensor, Tensor]:
-        """Return the product of the corrections' weights [N] float32, and the tokens that none of them leaves out [N]
-        bool."""
+        """Return the product of the corrections' weights [N] float32, and which tokens all of them keep [N] bool."""
         weights = torch.ones_like(t.old_logprobs)
         keep = torch.ones_like(t.old_logprobs, dtype=torch.bool)
         for correction in self.corrections:
@@ -65,7 +63,7 @@ class TokenObjective:
         return weights, keep
 
     def recomputed_columns(self, updates_per_step: int) -> tuple[str, ...]:
-        """Return the names of what must be computed with the step's first weights, before its first update.
+        """Return the names of the numbers to be computed with the step's first weights, before its first update.
 
         With one update per step the policy at its start is the policy itself: pi_old is then taken from the update's
         own forward pass, unless something needs it before."""
@@ -80,7 +78,7 @@ class TokenObjective:
 
     @functools.cached_property
     def ignores_zero_advantage(self) -> bool:
-        """Whether a token with advantage 0 adds nothing anywhere, so that it may be left out of the forward pass."""
+        """Return whether a token with advantage 0 adds nothing anywhere, so that the forward pass may leave it out."""
         o = self.objective
         return (
             (o.kl.coef == 0 or o.kl.placement == "reward")
@@ -96,7 +94,7 @@ class TokenObjective:
 
     @functools.cached_property
     def _in_graph(self) -> frozenset[str]:
-        """Which numbers that the model makes are in the graph of the loss, gradient 0 or not."""
+        """Return the names of the model's outputs that are in the graph of the loss, even with a gradient of 0."""
         o, names = self.objective, differentiates(self.method)
         if o.entropy_coef > 0:
             names |= {"entropy"}

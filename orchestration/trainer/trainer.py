@@ -1,8 +1,8 @@
 """One data-parallel rank of the trainer: DeepSpeed around a packed forward pass, the same for every method.
 
 The trainer owns everything a method does not: forward pass at the sampling temperature, accumulation over
-micro-batches, clipping, stepping, metrics as sums and counts. It works in a plain process (one rank) or inside one Ray
-actor per rank."""
+micro-batches, clipping, stepping, metrics as sums and counts. It runs in a plain process (one rank) or in a Ray actor.
+"""
 
 from __future__ import annotations
 
@@ -89,11 +89,11 @@ class Trainer:
 
     @property
     def ds_engines(self) -> list[Any]:
-        """The policy's, and the critic's where it has one of its own."""
+        """Return the policy's engine, and the critic's if it has one of its own."""
         return [self.ds_engine] if self.ds_critic is None else [self.ds_engine, self.ds_critic]
 
     def step(self, updates: list[list[MicroBatch]], step: int = 0) -> Tally:
-        """Run every update of a step on this rank's micro-batches; every rank passes as many.
+        """Run every update of a step on this rank's micro-batches; every rank passes equally many.
 
         An update with an Inf or NaN in its loss or gradient changes no weight, on any rank; it is counted in
         `counters.skipped_in_a_row` and train/skipped_updates, and captured. So are the steps of settings.capture_steps.
@@ -145,8 +145,7 @@ class Trainer:
     def _losses(
         self, prepared: PreparedBatch, update_sums: dict[str, Tensor], sums: MetricSums
     ) -> tuple[Tensor, Tensor | None]:
-        """Return a micro-batch's part of the policy's and the critic's loss, scalars; what it was like goes into
-        `sums`."""
+        """Return a micro-batch's part of the policy's and of the critic's loss, scalars; add its metrics to `sums`."""
         tokens = self._policy_tokens(prepared, update_sums)
         if prepared.is_dummy:  # no method should meet what is no data
             alone = self.ds_critic is not None
@@ -162,8 +161,8 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, batches: list[MicroBatch]) -> Tally:
-        """Return the loss and the method's metrics on this rank's micro-batches under the current weights, as eval/*;
-        with loss weights that hold the whole set's denominators, exact for any split."""
+        """Return the loss and the method's metrics on this rank's micro-batches under the current weights, as eval/*.
+        They are exact for any split when the loss weights hold the whole set's denominators."""
         for ds_engine in self.ds_engines:
             ds_engine.eval()
         sums = MetricSums(has_behavior=False)
@@ -186,12 +185,11 @@ class Trainer:
 
     @property
     def is_warming_up(self) -> bool:
-        """Whether only the critic learns."""
+        """Return whether only the critic learns."""
         return self.objective.has_values and self.counters.steps < self.settings.critic.warmup_steps
 
     def _learns(self, ds_engine: Any) -> bool:
-        """Return whether an engine takes this update's optimizer step: the policy's rests while its own critic warms
-        up."""
+        """Return whether an engine takes this update's step: the policy's does not while its own critic warms up."""
         return ds_engine is self.ds_critic or self.ds_critic is None or not self.is_warming_up
 
     def _backward(self, policy_loss: Tensor, critic_loss: Tensor | None, is_last: bool) -> None:
@@ -221,8 +219,7 @@ class Trainer:
         return norms[id(self.ds_engine)], norms.get(id(self.ds_critic)), is_skipped
 
     def _update_sums(self, batches: list[PreparedBatch]) -> dict[str, Tensor]:
-        """Return the method's sums over every action token of the update, all micro-batches and ranks; float32
-        scalars."""
+        """Return the method's sums over all action tokens of the update, on all ranks; float32 scalars."""
         if not self.objective.has_update_sums:
             return {}
         sums: dict[str, Tensor] = {}
@@ -259,8 +256,7 @@ class Trainer:
         self, batches: list[MicroBatch], names: Sequence[str], temperature: float | None = None
     ) -> list[dict[str, np.ndarray]]:
         """Return numbers of every micro-batch's action tokens under the current weights, [N] float32 each: old_logprobs
-        of the policy, ref_logprobs of the reference, old_values of the critic. temperature: None is that of the
-        sampling."""
+        of the policy, ref_logprobs of the reference, old_values of the critic. temperature: None: the sampling's."""
         for ds_engine in self.ds_engines:
             ds_engine.eval()
         t, computed = temperature or self.settings.temperature, []
@@ -285,11 +281,11 @@ class Trainer:
         return computed
 
     def save_state(self, folder: Path) -> None:
-        """Write what decides the next step. A collective: every rank calls it."""
+        """Write all that decides the next step. A collective: every rank calls it."""
         save_state(folder, self.ds_engines, self.counters, self.device)
 
     def load_state(self, folder: Path) -> None:
-        """Go on where `save_state` was called; for a trainer that has not trained yet. A collective.
+        """Continue where `save_state` was called; only for a trainer that has not trained yet. A collective.
 
         Raises:
             ValueError: the folder holds no state, or that of another number of ranks.

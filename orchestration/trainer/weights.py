@@ -1,4 +1,4 @@
-"""The weights of a trainer rank on their way out: to engines, into checkpoints, into captured steps."""
+"""Gather the weights of the trainer ranks: for engines, checkpoints and captured steps."""
 
 from __future__ import annotations
 
@@ -21,33 +21,31 @@ from orchestration.trainer.settings import TrainerSettings
 
 
 class TrainedWeights:
-    """Whole parameters, gathered from all ranks. Every method but `adapter_notice` is a collective: every rank calls
-    it."""
+    """Whole parameters, gathered from all ranks. All methods but `adapter_notice` are collectives for all ranks."""
 
     def __init__(
         self, policy: PolicyModel, values: torch.nn.Module | None, settings: TrainerSettings, is_reward_model: bool
     ) -> None:
-        """values: the critic, or the value head on the policy's trunk. is_reward_model: the trunk and head are the
-        product."""
+        """Take the models. values: the critic or a value head. is_reward_model: trunk and value head are saved."""
         self.policy, self.values, self.settings = policy, values, settings
         self.is_reward_model = is_reward_model
         self.rank = torch.distributed.get_rank()
 
     def sent(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield what engines are sent, in the compute dtype: full parameters by their Hugging Face names; with
-        `lora.sync: adapter` the adapter's alone, by PEFT's."""
+        """Yield the tensors for engines, in the compute dtype: full parameters by their Hugging Face names; with
+        `lora.sync: adapter` only the adapter's, by PEFT's names."""
         lora = self.settings.lora
         yield from self._tensors(only_adapter=lora is not None and lora.sync == "adapter")
 
     def adapter_notice(self) -> dict[str, Any] | None:
-        """Return what engines must know to use the adapter that `sent` gives; None when it gives a whole model."""
+        """Return what engines must know to use the adapter from `sent`; None when it gives a whole model."""
         lora = self.settings.lora
         return adapter_description(self.policy.hf_model, lora) if lora is not None and lora.sync == "adapter" else None
 
     def save(self, folder: Path) -> None:
-        """Write the policy and its tokenizer in Hugging Face format (rank 0 writes). Of a policy with adapters write
-        those alone, in PEFT's format; with merged checkpoints they go to folder/adapter, and what they make with the
-        base to the folder."""
+        """Write the policy and its tokenizer in Hugging Face format (rank 0 writes). For a policy with adapters, write
+        only these, in PEFT's format; with merged checkpoints also the merged model, and the adapters in
+        folder/adapter."""
         lora, merged = self.settings.lora, self.settings.merged_checkpoints
         if lora is None or merged:
             self._save_tensors(folder, None)
@@ -64,7 +62,7 @@ class TrainedWeights:
         return gathered
 
     def load_value_parameters(self, parameters: dict[str, Tensor]) -> None:
-        """Put back what `value_parameters` gave, into what computes; an optimizer's own float32 copy stays as it is."""
+        """Copy the values from `value_parameters` into the model; an optimizer's own float32 copy stays as it is."""
         if self.values is not None:
             for name, parameter in self.values.named_parameters():
                 is_partitioned = self.settings.train.zero_stage == 3

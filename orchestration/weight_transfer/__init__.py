@@ -1,1 +1,1 @@
-"""The sending side of a weight sync: how a version of the weights leaves the trainer."""
+"""This room holds the sending side of a weight sync: how a version of the weights leaves the trainer."""

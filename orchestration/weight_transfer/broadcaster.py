@@ -26,12 +26,11 @@ MIB = 1024**2
 
 
 class WeightBroadcaster:
-    """Lives on trainer rank 0. `offer` a rendezvous, `join` with those who were told of it, `send` version after
-    version."""
+    """The sender on trainer rank 0: `offer` a rendezvous, `join` the others there, `send` version after version."""
 
     def __init__(self, device: DeviceSpec, bucket_mib: float) -> None:
-        """bucket_mib: on a GPU tensors are packed until they are more than this; one bucket is packed while another is
-        sent."""
+        """Prepare without a group. bucket_mib: on a GPU, tensors are packed until they exceed this; one bucket is
+        packed while another is sent."""
         self.backend = device.backend
         self.device = torch.device(device.device, torch.cuda.current_device()) if device.device == "cuda" else CPU
         self.bucket_bytes = int(bucket_mib * MIB)
@@ -39,14 +38,14 @@ class WeightBroadcaster:
         self._listening: Any = None
 
     def offer(self) -> dict[str, Any]:
-        """Begin to listen on a free port; returns what the others must be told to join."""
+        """Begin to listen on a free port; return what the others need to join."""
         self.close()
         self._listening = listening_socket()
         host, port = ray.util.get_node_ip_address(), self._listening.getsockname()[1]
         return {"host": host, "port": port, "backend": self.backend}
 
     def join(self, offer: dict[str, Any], size: int, timeout_seconds: float, join_seconds: float) -> None:
-        """Make the group with the `size` - 1 others, as rank 0. Raises TransferFailed when not all came in time."""
+        """Make the group with the `size` - 1 others, as rank 0. Raise TransferFailed when not all came in time."""
         listening, self._listening = self._listening, None
         self.group = join_group(
             **offer, rank=0, size=size, device=self.device, timeout_seconds=timeout_seconds, join_seconds=join_seconds,
@@ -62,12 +61,12 @@ class WeightBroadcaster:
     ) -> dict[str, Any]:
         """Broadcast a version to receivers that are waiting for it.
 
-        named_tensors: see `WeightPublisher.publish`. tensors: what they will be; receivers are told before any is
+        named_tensors: see `WeightPublisher.publish`. tensors: their descriptions, which receivers get before any is
         gathered.
-        Returns version, size_bytes, and seconds from the first tensor to the last receiver's end.
+        Return version, size_bytes, and seconds from the first tensor to the last receiver's end.
 
-        Raises TransferFailed when a receiver is gone or stands still, or there is no memory for a bucket; the group is
-        then of no more use, and is left.
+        Raise TransferFailed when a receiver is gone or stands still, or there is no memory for a bucket; the group
+        cannot be used again, and is left.
         """
         if self.group is None:
             raise TransferFailed("there is no group to send to")
@@ -82,7 +81,7 @@ class WeightBroadcaster:
         return {"version": version, "size_bytes": size_bytes, "seconds": time.monotonic() - started}
 
     def close(self) -> None:
-        """Leave the group, and listen no more."""
+        """Leave the group, and stop listening."""
         if self._listening is not None:
             self._listening.close()
             self._listening = None

@@ -15,19 +15,19 @@ from rollouts.vllm.weight_file import Checksum, TensorInfo, aligned, bytes_of
 
 
 class WeightPublisher:
-    """Writes policy versions for engines to read. Lives on trainer rank 0; one per run.
+    """The writer of policy versions for engines, on trainer rank 0; one per run.
 
-    `direct` writes to anonymous shared memory, which engines on the same machine open through /proc. Nothing but the
-    machine's memory limits it, and nothing stays behind however the trainer ends. `disk` writes to `folder`, which
-    engines on other machines must see under the same path. Tensors are written one by one, so that gathering a sharded
-    model needs room for one tensor beside the file. There is at most one version at a time: the next one is written
-    over it, because memory that is there already is several times faster than memory that has to be made.
+    `direct` writes to anonymous shared memory, which engines on the same machine open through /proc. Only the machine's
+    memory limits it, and nothing is left however the trainer ends. `disk` writes to `folder`, which engines on other
+    machines must see under the same path. Tensors are written one by one, so that gathering a sharded model needs room
+    for one tensor beside the file. There is at most one version at a time: the next one is written over it, because
+    writing to existing memory is several times faster than allocating new memory.
     """
 
     def __init__(self, method: Literal["direct", "disk"], folder: str | os.PathLike[str]) -> None:
-        """folder: where `disk` writes; a version that a killed run left there is removed.
+        """Prepare the method. folder: where `disk` writes; a version that a killed run left there is removed.
 
-        Raises ValueError when `direct` is asked for on a system without anonymous shared memory.
+        Raise ValueError when the method is `direct` and the system has no anonymous shared memory.
         """
         self.method = method
         if method == "direct" and not hasattr(os, "memfd_create"):
@@ -39,11 +39,11 @@ class WeightPublisher:
     ) -> dict[str, Any]:
         """Write a version and return the update that `VLLMEngine.load_weights` takes (plain values, small).
 
-        named_tensors: full tensors of any shape under Hugging Face names, in the dtype the engine computes in, on any
-        device; a weight that is tied to another one may be left out.
+        named_tensors: full tensors of any shape under Hugging Face names, in the dtype in which the engine computes, on
+        any device; a weight that is tied to another one may be left out.
         adapter: PEFT's configuration when the tensors are those of an adapter, under PEFT's names.
-        The version before is gone from here on. Engines do not need it once their load returned, and one that is still
-        reading it finds that its bytes have changed.
+        The version before is lost from now on. Engines do not need it once their load has returned, and one that is
+        still reading it notices that its bytes have changed.
         """
         tensors: list[TensorInfo] = []
         size_bytes, checksum = 0, Checksum()
@@ -73,7 +73,7 @@ class WeightPublisher:
 
 
 class _Memory:
-    """Memory without a name, written through a mapping. It lives as long as it is open, or mapped, somewhere."""
+    """Anonymous memory, written through a mapping. It lives as long as some process has it open or mapped."""
 
     def __init__(self) -> None:
         self._open()
@@ -88,7 +88,7 @@ class _Memory:
             self._open()
 
     def put(self, offset: int, data: Tensor) -> Tensor:
-        """Write bytes there; returns them as they lie."""
+        """Write bytes at this offset; return them as written."""
         end = offset + len(data)
         if end > len(self._mapped):
             assert self._descriptor is not None
@@ -119,7 +119,7 @@ class _File:
         self._size_bytes = 0
 
     def put(self, offset: int, data: Tensor) -> Tensor:
-        """Write bytes there; returns them."""
+        """Write bytes at this offset; return them."""
         data = data.cpu()
         self._file.write(bytes(offset - self._size_bytes))
         self._file.write(data.numpy().data)

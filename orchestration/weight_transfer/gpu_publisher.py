@@ -1,7 +1,7 @@
-"""The sending side of `sync.method: direct` where trainer and engine share one GPU: versions stay in its memory (CUDA
+"""The sending side of `sync.method: direct` when trainer and engine share one GPU: versions stay in its memory (CUDA
 IPC).
 
-vLLM's IPC receiver opens it in the engine's worker. Not yet run on a GPU.
+vLLM's IPC receiver opens them in the engine's worker. Not yet run on a GPU.
 """
 
 from __future__ import annotations
@@ -22,17 +22,16 @@ from rollouts.vllm.weight_file import Checksum, TensorInfo
 
 
 def is_beside_the_only_engine() -> bool:
-    """Whether this rank and the job's one engine have a GPU between them (see
-    `orchestration.cluster.gpu_bundles.reserve_devices`).
+    """Return whether this rank and the job's only engine share a GPU; see `gpu_bundles.reserve_devices`.
 
-    Where more GPUs are shared, the engines on the others cannot see rank 0's memory: all are sent to by host memory.
+    When several GPUs are shared, engines on the other GPUs cannot see rank 0's memory: then all use host memory.
     """
     group, resources = ray.util.get_current_placement_group(), ray.get_runtime_context().get_assigned_resources()
     return group is not None and group.bundle_count == 1 and shares_its_gpu({"num_gpus": resources.get("GPU")})
 
 
 class GpuPublisher:
-    """Lives on trainer rank 0; one per run. Holds one copy of the weights, which every version is written over."""
+    """The publisher on trainer rank 0, one per run. It holds one copy of the weights and overwrites it each time."""
 
     method = "direct"
 
@@ -45,7 +44,7 @@ class GpuPublisher:
     ) -> dict[str, Any]:
         """Copy a version and return the update that says where on the GPU it lies; see `WeightPublisher.publish`.
 
-        Raises TransferFailed when there is no room for a copy of the weights.
+        Raise TransferFailed when there is no room for a copy of the weights.
         """
         tensors, handles, checksum = [], [], Checksum()
         for name, tensor in named_tensors:
@@ -65,7 +64,7 @@ class GpuPublisher:
         }
 
     def _room(self, name: str, tensor: Tensor) -> Tensor:
-        """Return the memory of the version before where it fits, else new memory."""
+        """Return the memory of the version before if the tensor fits there, else new memory."""
         before = self._copies.get(name)
         if before is None or (before.shape, before.dtype) != (tensor.shape, tensor.dtype):
             try:
@@ -78,7 +77,7 @@ class GpuPublisher:
         return self._copies[name]
 
     def close(self) -> None:
-        """Give the memory back, when no engine has it open any more."""
+        """Free the memory, as soon as no engine has it open."""
         self._copies = {}
         if self.device.type == "cuda":
             torch.cuda.ipc_collect()

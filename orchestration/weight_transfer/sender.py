@@ -1,4 +1,4 @@
-"""What trainer rank 0 sends weights with, by any method: a job uses one, and the next when it falls back."""
+"""Send weights from trainer rank 0 by any method: a job uses one, and the next one when that fails."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from rollouts.vllm.weight_file import TensorInfo
 
 
 class WeightSender:
-    """Lives on trainer rank 0; one per run."""
+    """The sender on trainer rank 0; one per run."""
 
     def __init__(self, method: SyncMethod, folder: Path, device: DeviceSpec) -> None:
-        """method: the first to be used, which is prepared now. folder: where `disk` writes.
+        """Prepare the first method to be used, which is `method`. folder: where `disk` writes.
 
-        Raises ValueError when this machine does not have the method.
+        Raise ValueError when this machine does not have the method.
         """
         self.folder, self.device = folder, device
         self.publisher: WeightPublisher | GpuPublisher | None = None
@@ -40,11 +40,11 @@ class WeightSender:
         method: SyncMethod,
         tensors: list[TensorInfo] | None = None,
     ) -> dict[str, Any]:
-        """Bring a version to where engines take it; see `WeightPublisher.publish` and `WeightBroadcaster.send`.
+        """Bring a version to where engines load it; see `WeightPublisher.publish` and `WeightBroadcaster.send`.
 
-        tensors: what named_tensors will be; a broadcast needs to know.
+        tensors: the descriptions of named_tensors, which a broadcast needs.
 
-        Raises TransferFailed when the transfer breaks off, or this machine does not have the method, and OSError when
+        Raise TransferFailed when the transfer breaks off, or this machine does not have the method, and OSError when
         the version cannot be written.
         """
         if method == "nccl":
@@ -70,7 +70,7 @@ class WeightSender:
         return self.publisher
 
     def broadcaster(self, bucket_mib: float) -> WeightBroadcaster:
-        """Return the one there is, or a new one."""
+        """Return the present broadcaster, or a new one."""
         if self.broadcast is None:
             self.broadcast = WeightBroadcaster(self.device, bucket_mib)
         return self.broadcast
