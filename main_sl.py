@@ -1,7 +1,7 @@
-"""Supervised and preference learning of a language model: python main_sl.py --config configs/sft.yaml (--help explains).
+"""Supervised and preference learning of a language model: python main_sl.py --config configs/sft.yaml (--help).
 
-One process, or one per rank: torchrun --nproc_per_node 2 main_sl.py --config configs/sft.yaml, or deepspeed --num_gpus 2
-main_sl.py --config configs/sft.yaml.
+One process, or one per rank: torchrun --nproc_per_node 2 main_sl.py --config configs/sft.yaml, or deepspeed
+--num_gpus 2 main_sl.py --config configs/sft.yaml.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     python -m benchmarks.chunked_logprobs --dtype float32
 
 Each way runs in a process of its own. Memory is the peak resident size above what the process held before the first
-forward pass (inputs and weight), so the weight's gradient counts. Time is the second of two passes: the first also pays for
-fresh pages. Processor seconds (over all threads) are printed beside wall-clock: they hold on a busy machine too.
+forward pass (inputs and weight), so the weight's gradient counts. Time is the second of two passes: the first one also
+pays for fresh pages. Processor seconds (over all threads), printed beside wall-clock, are valid on a busy machine too.
 """
 
 from __future__ import annotations

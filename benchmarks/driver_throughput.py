@@ -1,4 +1,4 @@
-"""The driver alone: short trajectories per second from admission to packed micro-batches: python -m benchmarks.driver_throughput
+"""Measure the driver alone: short trajectories per second from admission to packed micro-batches.
 
 A scripted source stands in for the engines; no Ray, no model. What is timed is all that the driver does with a response
 on its way to the trainer: admission, grouping of finished responses into Group records, filters, advantages (GRPO) and
@@ -38,7 +38,7 @@ VOCABULARY = 50_000
 
 @dataclass(frozen=True)
 class Shape:
-    """What a step holds."""
+    """The size of a step."""
 
     groups: int
     responses: int  # of each group
@@ -47,7 +47,7 @@ class Shape:
 
 
 def job_config(shape: Shape) -> RLConfig:
-    """GRPO with the filter for groups of equal rewards, on one trainer rank."""
+    """Return GRPO with the filter for groups of equal rewards, on one trainer rank."""
     return checked(
         RLConfig.model_validate(
             {
@@ -69,7 +69,7 @@ def job_config(shape: Shape) -> RLConfig:
 
 
 class ScriptedEngines:
-    """Answers askings in a shuffled order, response by response, as a cluster of engines would."""
+    """Answer requests in a shuffled order, response by response, as a cluster of engines would."""
 
     def __init__(self, shape: Shape, seed: int = 0) -> None:
         self.shape, self.rng = shape, np.random.default_rng(seed)
@@ -84,7 +84,7 @@ class ScriptedEngines:
             ]
 
     def answer(self) -> Iterator[Trajectory]:
-        """All that is running, in any order."""
+        """Return all running responses, in random order."""
         order = self.rng.permutation(len(self.running))
         running, self.running = self.running, []
         return (running[i] for i in order)
@@ -123,7 +123,7 @@ class Driver:
         )
 
     def step(self) -> int:
-        """One step; returns the trajectories that went through, filtered ones among them."""
+        """Do one step; return the number of trajectories that went through, filtered ones included."""
         done = 0
         while (batch := self._batch()) is None:
             self._ask()
@@ -181,7 +181,7 @@ def _nothing_frozen(trajectories: list[Trajectory], names: Sequence[str]) -> dic
 
 
 def measure(shape: Shape, trajectories: int) -> None:
-    """Push so many trajectories through, and print rate and memory."""
+    """Push this many trajectories through, and print rate and memory."""
     driver, process = Driver(shape), psutil.Process()
     for _ in range(2):
         driver.step()  # imports and allocators warm up

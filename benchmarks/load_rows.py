@@ -1,14 +1,14 @@
-"""Loading and packing many rows: is time linear, is memory bounded?
+"""Load and pack many rows: is time linear, is memory bounded?
 
-    python -m benchmarks.load_rows                              # 100,000, 300,000 and 1,000,000 rows: about a quarter of an hour
-    python -m benchmarks.load_rows --draw 100000                # all opened, 100,000 of each drawn
-    python -m benchmarks.load_rows --rows 10000 30000           # a minute
+    python -m benchmarks.load_rows                      # 100,000, 300,000 and 1,000,000 rows: a quarter of an hour
+    python -m benchmarks.load_rows --draw 100000        # all opened, 100,000 of each drawn
+    python -m benchmarks.load_rows --rows 10000 30000   # a minute
 
-For each size, in a process of its own: a parquet file of questions and answers is written; the feed of a supervised job is
-opened (every row is read, checked and hashed for the split); then one epoch (or --draw rows of it) is drawn in random order, tokenised by the
-model's chat template with its mask, and packed. Rates count rows and real tokens per processor second (one thread), which
-holds on a busy machine too; wall-clock time is printed beside. Memory is the process's own (anonymous)
-at its highest after the libraries were loaded: pages of mapped files are the system's to keep or drop, and are shown apart.
+For each size, in a process of its own: a parquet file of questions and answers is written; the feed of a supervised job
+is opened (every row is read, checked and hashed for the split); then one epoch (or --draw rows of it) is drawn in
+random order, tokenised by the model's chat template with its mask, and packed. Rates count rows and real tokens per
+processor second (one thread), which are valid on a busy machine too; wall-clock time is printed beside them. Memory is
+the process's own (anonymous) at its highest after the libraries were loaded; pages of mapped files are shown apart.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Result:
 
 
 def write_rows(path: Path, rows: int) -> None:
-    """Distinct questions with ragged answers, written 10,000 rows at a time."""
+    """Write distinct questions with answers of unequal length, 10,000 rows at a time."""
     rng = np.random.default_rng(0)
     schema = pa.schema([("prompt", pa.string()), ("answer", pa.string())])
     with parquet.ParquetWriter(path, schema) as writer:
@@ -72,7 +72,7 @@ def write_rows(path: Path, rows: int) -> None:
 
 
 def measure(rows: int, draw: int, model: str) -> Result:
-    """One size, in this process; `draw` of its rows are tokenised and packed."""
+    """Measure one size, in this process; `draw` of its rows are tokenised and packed."""
     tokenizer = load_tokenizer(model)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.parquet"
@@ -122,7 +122,7 @@ def measure(rows: int, draw: int, model: str) -> Result:
 
 
 def memory_mb(kind: str) -> float:
-    """This process's memory now: RssAnon (its own) or RssFile (mapped files), in 10^6 bytes."""
+    """Return this process's memory now: RssAnon (its own) or RssFile (mapped files), in 10^6 bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{kind}:"):
             return int(line.split()[1]) * 1024 / 1e6
@@ -130,7 +130,7 @@ def memory_mb(kind: str) -> float:
 
 
 def table(results: list[Result]) -> list[str]:
-    """A line per size; rates relative to the first: 1.0 all the way down is linear time."""
+    """Return a line per size; rates are relative to the first: 1.0 in every line means linear time."""
     lines = [
         f"{'rows':>10} {'file MB':>8} | {'open: wall s':>12} {'rows/s':>8} {'rel.':>5} | {'drawn':>9} {'wall s':>7} {'rows/s':>7} "
         f"{'rel.':>5} {'tokens/s':>9} | {'own MB before':>13} {'peak':>6} {'bytes/row':>9} {'mapped MB':>9}"

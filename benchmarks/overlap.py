@@ -4,17 +4,17 @@
     python -m benchmarks.overlap --same-work [--trained CHECKPOINT]
 
 Runs the default job for every seed, one run after the other:
-  sync     configs/grpo.yaml, trainer and engine in turn, each with its half of the cores: what overlap has to be compared with,
-           since on a cluster the two sides have devices of their own
+  sync     configs/grpo.yaml, trainer and engine in turn, each with its half of the cores: the fair comparison, since on
+           a cluster the two sides have devices of their own
   overlap  configs/grpo_overlap.yaml, the same halves at the same time, max_staleness 1
   shared   sync, each side with all cores: what one machine can also do (only with --shared)
-and prints the mean step against the mean of every step's longer side (aim: at most 1.15; which side that is changes as responses
-get shorter), and the seconds until the mean reward of five steps reaches the target. The first two steps and the last are left
-out, in which there is nothing to overlap with; evaluations, checkpoints and start-up too, on all sides.
+and prints the mean step against the mean of every step's longer side (aim: at most 1.15; which side that is changes as
+responses get shorter), and the seconds until the mean reward of five steps reaches the target. The first two steps and
+the last, in which nothing overlaps, are left out; evaluations, checkpoints and start-up too, on all sides.
 
-A policy that learns with older tokens writes other responses, so that the two modes' steps are not the same work. --same-work
-compares them where they are: 12 steps at a learning rate of nothing, of the model as it comes (16 tokens a response: training is
-the longer side) and of a trained one (3 tokens: generation is). There overlap's step is held against the sides of sync.
+A policy that learns with older tokens writes other responses, so that the two modes' steps are not the same work.
+--same-work compares equal work: 12 steps at a learning rate of almost 0, of the model as it is (16 tokens a response:
+training is the longer side) and of a trained one (3 tokens: generation is). Overlap is compared with the sides of sync.
 
 About 3 minutes a run on 2 cores, 1 to 2 with --same-work; runs that are there already are not run again.
 """
@@ -45,7 +45,7 @@ LEFT_OUT = ("eval", "checkpoint")
 
 @dataclass(frozen=True)
 class Run:
-    """What one run shows. Seconds."""
+    """The figures of one run, in seconds where nothing else is said."""
 
     step: float  # mean, evaluations and checkpoints left out
     generate: float  # mean; in overlap, of the time in which the engine had a response running
@@ -83,12 +83,12 @@ def step_seconds(row: dict[str, float]) -> float:
 
 
 def generate_seconds(row: dict[str, float]) -> float:
-    """Of the engine: in sync mode what the driver waited for, in overlap what the engine was busy for."""
+    """Return the engine's seconds: in sync mode those that the driver waited, in overlap mode those it was busy."""
     return row.get("schedule/engine_busy_seconds", row["time/generate_seconds"])
 
 
 def made(kind: str, seed: int, steps: int, folder: Path, *more: str) -> Path:
-    """The folder of a finished run, which is run now if it is not there. more: settings."""
+    """Return the folder of a finished run; run it first if it is not there. more: settings."""
     if folder.exists() and any(row["step"] == steps for row in read_metrics(folder)):
         return folder
     half = max(1, len(os.sched_getaffinity(0)) // 2)
@@ -133,7 +133,7 @@ def newest_checkpoint(run: Path) -> Path:
 
 
 def same_work(out: Path, trained: Path) -> None:
-    """Both modes at a learning rate of nothing."""
+    """Compare both modes at a learning rate of almost 0."""
     print("seconds; nothing is learned, so that both modes do the same work")
     print(
         "model                         mode      step  generate  train   sync   step / longer side of sync, of its own"

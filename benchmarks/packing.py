@@ -1,13 +1,13 @@
-"""What packing and shared prompts are worth: forward and backward of a training step, head included.
+"""The gain from packing and shared prompts: forward and backward of a training step, head included.
 
     python -m benchmarks.packing                     # float32, about two minutes on two cores
     python -m benchmarks.packing --dtype bfloat16
 
-Packed against padded, the same code otherwise (attention, head, token budget), on lengths drawn log-normally with sigma
-0.8. Padded three ways: to the longest of the step, to the longest of each micro-batch in the order drawn, and the same after
-sorting by length; padded responses go through the head as well, as in any trainer on rectangular tensors. Then a group's
-prompt computed once against once per response. Rates count real tokens only. Both wall-clock and processor seconds are
-printed: the second holds on a busy machine too. Random weights: the model is small so that this ends soon.
+Packed against padded, with otherwise the same code (attention, head, token budget), on lengths drawn log-normally with
+sigma 0.8. Padded in three ways: to the longest of the step, to the longest of each micro-batch in the order drawn, and
+the same after sorting; padded responses go through the head as well, as in any trainer on rectangular tensors. Then a
+group's prompt computed once against once per response. Rates count real tokens only. Both wall-clock and processor
+seconds are printed; the latter are valid on a busy machine too. A small model with random weights keeps this short.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def packed(trajectories: list[Trajectory], max_tokens: int, share_prompts: bool)
 
 
 def padded(trajectories: list[Trajectory], max_tokens: int, how: str) -> list[MicroBatch]:
-    """Micro-batches of at most max_tokens tokens, padding included; how: "step", "micro-batch" or "sorted"."""
+    """Return micro-batches of at most max_tokens tokens, padding included; how: "step", "micro-batch" or "sorted"."""
     single = packed(trajectories, 1, False)  # a budget of one token: every trajectory alone
     single.sort(key=lambda b: (b.tokens if how == "sorted" else 0, b.trajectory_index[0]))
     least = max(b.tokens for b in single) if how == "step" else 0
@@ -92,7 +92,7 @@ def padded(trajectories: list[Trajectory], max_tokens: int, how: str) -> list[Mi
 
 
 def _as_rectangle(row: list[MicroBatch], longest: int) -> MicroBatch:
-    """Every sequence continued with padding to `longest`; padding is predicted too, with weight 0."""
+    """Return every sequence continued with padding to `longest`; padding is predicted too, with weight 0."""
     missing = [longest - batch.tokens for batch in row]
     predict = [np.arange(batch.predict[0], longest) + i * longest for i, batch in enumerate(row)]
 
@@ -115,7 +115,7 @@ def _as_rectangle(row: list[MicroBatch], longest: int) -> MicroBatch:
 
 
 def step(model: PolicyModel, batches: list[MicroBatch]) -> tuple[float, float]:
-    """Forward and backward of a step, gradients added up in the model; (wall, processor) seconds."""
+    """Run a step forward and backward, adding gradients up in the model; return (wall, processor) seconds."""
     model.zero_grad()
     wall, processor = time.perf_counter(), time.process_time()
     for batch in batches:
@@ -128,7 +128,7 @@ def step(model: PolicyModel, batches: list[MicroBatch]) -> tuple[float, float]:
 def compare(
     model: PolicyModel, ways: dict[str, Callable[[], list[MicroBatch]]], real_tokens: int, repeats: int
 ) -> None:
-    """Run all ways in turn, print their best times, and ratios and gradient differences to the first."""
+    """Run all ways in turn; print their best times, and ratios and gradient differences to the first."""
     batches = {name: make() for name, make in ways.items()}
     seconds = dict.fromkeys(ways, (np.inf, np.inf))
     gradients: dict[str, list[torch.Tensor]] = {}

@@ -1,7 +1,7 @@
-"""Tokens per second of a whole generation phase against a bare `vllm.LLM.generate`: python -m benchmarks.rollout_throughput
+"""Compare our tokens per second with those of a bare `vllm.LLM.generate`: python -m benchmarks.rollout_throughput
 
 Same prompts, model, engine arguments, threads and sampling, each in processes of its own, one after the other, in
-rounds. The target is a ratio of at least 0.9. The bare engine is asked for no log-probabilities, which favours it.
+rounds. The target is a ratio of at least 0.9. The bare engine returns no log-probabilities, which favours it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TARGET = 0.9
 
 
 def arithmetic_prompts(model: str, count: int) -> list[list[int]]:
-    """Chat prompts like those of the default job, as token ids."""
+    """Return chat prompts like those of the default job, as token ids."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -54,7 +54,7 @@ def engine_of(options: argparse.Namespace) -> VLLMEngine:
 
 
 def cpu_seconds() -> float:
-    """Of this process and those it started: a figure that a busy machine disturbs less than the clock."""
+    """Return the processor seconds of this process and its children; other processes hardly change them."""
     me = psutil.Process()
     times = [process.cpu_times() for process in (me, *me.children(recursive=True))]
     return sum(t.user + t.system for t in times)
@@ -65,7 +65,7 @@ def report(tokens: int, clock_start: float, cpu_start: float) -> dict[str, float
 
 
 async def measure_ours(options: argparse.Namespace, sampling: Sampling) -> list[dict[str, float]]:
-    """Phases of our engine: all requests of a step at once, each on its own."""
+    """Measure phases of our engine: all requests of a step at once, each on its own."""
     prompts = arithmetic_prompts(options.model, options.prompts)
     engine = engine_of(options)
     await engine.start()
@@ -84,7 +84,7 @@ async def measure_ours(options: argparse.Namespace, sampling: Sampling) -> list[
 
 
 def measure_bare(options: argparse.Namespace, sampling: Sampling, logprobs: bool) -> list[dict[str, float]]:
-    """Phases of vllm.LLM with the arguments our engine would give, less weight transfer."""
+    """Measure phases of vllm.LLM with the arguments that our engine would give, except those for weight transfer."""
     prompts = arithmetic_prompts(options.model, options.prompts)
     engine = engine_of(options)
     arguments = {k: v for k, v in engine.arguments.items() if not k.startswith(("worker_extension", "weight_transfer"))}
@@ -110,7 +110,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, float]]:
 
 
 def in_its_own_process(subject: str, options: argparse.Namespace) -> list[dict[str, float]]:
-    """Bare vLLM computes in the process itself, whose threads are set before it starts: both sides get the same."""
+    """Run a measurement in a new process, started with the same threads for both sides."""
     environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}
     if options.device == "cpu":
         environment |= cpu_environment(options.threads)

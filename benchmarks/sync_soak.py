@@ -1,9 +1,9 @@
 """Syncs under random freezes and one killed engine, while generation goes on: python -m benchmarks.sync_soak
 
-A real job (configs/grpo_tiny.yaml, overlap mode) syncs once a step. Meanwhile its engine, vLLM's process under it, or a trainer rank
-is frozen (SIGSTOP) for a random short time, again and again, also in the middle of syncs; half-way vLLM's process is killed (SIGKILL).
-The job must come to its end by itself. Checked afterwards: every sync happened and was proven by the probe, every batch was whole,
-no response is of versions that its step may not train on, no sync fell back to another method, one engine was replaced.
+A real job (configs/grpo_tiny.yaml, overlap mode) syncs once a step. Meanwhile its engine, vLLM's process under it, or a
+trainer rank is frozen (SIGSTOP) for a random short time, again and again, also in the middle of syncs; half-way vLLM's
+process is killed (SIGKILL). The job must end by itself. Checked afterwards: each sync happened and the probe confirmed
+it, batches were whole, no response was too old, no sync fell back to another method, one engine was replaced.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ AWAY_STEPS = (
 
 
 def command(options: argparse.Namespace) -> list[str]:
-    """The job's command line."""
+    """Return the job's command line."""
     settings = {
         "schedule.mode": "overlap",
         "schedule.max_staleness": 1,
@@ -52,7 +52,7 @@ def command(options: argparse.Namespace) -> list[str]:
 
 
 def processes_of(job: psutil.Process, title: str) -> list[psutil.Process]:
-    """Processes under the job whose title holds these words."""
+    """Return the processes under the job whose title holds these words."""
     found = []
     for process in job.children(recursive=True):
         with suppress(psutil.NoSuchProcess):
@@ -66,7 +66,7 @@ def steps_done(run: Path) -> int:
 
 
 def disturb(job: subprocess.Popen[bytes], options: argparse.Namespace) -> dict[str, int]:
-    """Freeze and kill until the job ends; returns how often who was frozen and killed. Ends the job when it takes too long."""
+    """Freeze and kill until the job ends, or end it when it takes too long; return the numbers of freezes and kills."""
     chance, watched = random.Random(options.seed), psutil.Process(job.pid)
     done = dict.fromkeys(VICTIMS, 0) | {"killed": 0}
     deadline = time.monotonic() + options.limit_seconds
@@ -96,7 +96,7 @@ def disturb(job: subprocess.Popen[bytes], options: argparse.Namespace) -> dict[s
 
 
 def complaints(options: argparse.Namespace) -> list[str]:
-    """What did not go as it must, in the job's own records."""
+    """Return what went wrong, according to the job's own records."""
     rows = [row for row in read_metrics(options.run_dir) if row["step"] > 0]
     found = []
     if (synced := sum("sync/bytes" in row for row in rows)) != options.syncs:

@@ -1,10 +1,10 @@
-"""Pause of generation per sync, and GB/s of each method, against a memcpy of the same bytes: python -m benchmarks.weight_sync
+"""Pause of generation per sync, and GB/s of each method against a memcpy: python -m benchmarks.weight_sync
 
-One engine (vLLM, bf16) and one sender on this machine, as in a job with one trainer rank that holds whole weights. For every
-model and method: `--syncs` updates with new bytes while a few long responses are being generated. The pause is the time in
-which nothing was generated; the rate is over the whole sync, from the first tensor gathered to the last one loaded. Gathering
-from shards (ZeRO-3) is not part of it. The models are SmolLM2-135M and a random Qwen2 of about 0.5B parameters; `--quick` takes a
-small random model instead, to see that the script works.
+One engine (vLLM, bf16) and one sender on this machine, as in a job with one trainer rank that holds whole weights. For
+every model and method: `--syncs` updates with new bytes while a few long responses are being generated. The pause is
+the time in which nothing was generated; the rate is over the whole sync, from the first tensor gathered to the last one
+loaded, without gathering from shards (ZeRO-3). The models are SmolLM2-135M and a random Qwen2 of about 0.5B parameters;
+`--quick` takes a small random model instead, to see that the script works.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RESPONSES = 4
 
 @dataclass(frozen=True)
 class Row:
-    """One model and method."""
+    """The results of one model and method."""
 
     model: str
     method: str
@@ -51,7 +51,7 @@ class Row:
 
 
 def random_qwen(folder: Path, quick: bool) -> Path:
-    """A Qwen2 with random weights in bf16: 494M parameters, the shape of Qwen2.5-0.5B, or 4M when quick."""
+    """Write a Qwen2 with random weights in bf16: 494M parameters, the shape of Qwen2.5-0.5B, or 4M when quick."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     size: dict[str, int] = (
@@ -67,7 +67,7 @@ def random_qwen(folder: Path, quick: bool) -> Path:
 
 
 def weights_of(model: Path) -> list[tuple[str, Tensor]]:
-    """The model's own tensors, under its own names."""
+    """Return the model's own tensors, under its own names."""
     from transformers import AutoModelForCausalLM
 
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
@@ -75,7 +75,7 @@ def weights_of(model: Path) -> list[tuple[str, Tensor]]:
 
 
 def memcpy_gigabytes_per_second(size_bytes: int) -> float:
-    """Copying the same number of bytes within this process, the best of three after a first one."""
+    """Copy the same number of bytes within this process; return the best rate of three after a first one."""
     source, target = torch.ones(size_bytes, dtype=torch.uint8), torch.zeros(size_bytes, dtype=torch.uint8)
     seconds = []
     for _ in range(4):
@@ -104,7 +104,7 @@ class Sender:
             joining.result()
 
     async def sync(self, engine: VLLMEngine, version: int, tensors: list[tuple[str, Tensor]]) -> float:
-        """Returns the pause, in seconds."""
+        """Send a version and return the pause, in seconds."""
         if self.broadcaster is not None:
             infos = [TensorInfo.of(*pair) for pair in tensors]
             sending = self.pool.submit(self.broadcaster.send, version, tensors, infos)
@@ -124,7 +124,7 @@ class Sender:
 
 
 async def measured(name: str, model: Path, options: argparse.Namespace, folder: Path) -> list[Row]:
-    """Every method on one engine."""
+    """Measure every method on one engine."""
     engine = VLLMEngine(str(model), dtype="bfloat16", device="cpu", max_model_len=2048, threads=options.threads)
     await engine.start()
     tensors, version = weights_of(model), 0
@@ -151,7 +151,7 @@ async def measured(name: str, model: Path, options: argparse.Namespace, folder: 
 
 
 def begin_responses(engine: VLLMEngine, step: int) -> Iterator[asyncio.Task[Any]]:
-    """Responses that go on until they are ended."""
+    """Yield responses that continue until they are ended."""
     sampling = Sampling(max_new_tokens=1500)
     for i in range(RESPONSES):
         yield asyncio.create_task(engine.generate([5, 6, 7], sampling, step, "p", i))

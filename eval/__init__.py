@@ -1,1 +1,1 @@
-"""Evaluation on its own, and reports of runs."""
+"""This room evaluates models, makes the reports of runs, and explains methods."""

@@ -58,7 +58,7 @@ class Parameter:
 
 
 def parts(method: type[PolicyMethod]) -> Parts:
-    """The class docstring: a title line, an indented formula, paragraphs, "Differs from ...", "Relatives: ..."."""
+    """Return the docstring's parts: title line, indented formula, paragraphs, "Differs from ...", "Relatives: ..."."""
     title, *lines = inspect.cleandoc(method.__doc__ or f"{method.__name__}, without a docstring").splitlines()
     if not any(line.startswith("    ") for line in lines):
         lines = _formula_indented(lines)
@@ -84,7 +84,7 @@ def parts(method: type[PolicyMethod]) -> Parts:
 
 
 def _formula_indented(lines: list[str]) -> list[str]:
-    """Where nothing stands below the formula its indentation is lost with the docstring's: put it back."""
+    """Put back the formula's indentation, which is lost with the docstring's when nothing stands below the formula."""
     start = next((i for i, line in enumerate(lines) if line.strip()), len(lines))
     end = next((i for i in range(start, len(lines)) if not lines[i].strip()), len(lines))
     if start < end and re.match(r"\w[\w ]* = ", lines[start]):
@@ -93,7 +93,7 @@ def _formula_indented(lines: list[str]) -> list[str]:
 
 
 def papers(method: type[PolicyMethod]) -> list[str]:
-    """Links to the papers that the docstring's title names."""
+    """Return links to the papers that the docstring's title names."""
     title = parts(method).title
     found = [f"https://arxiv.org/abs/{number}" for number in re.findall(r"\b\d{4}\.\d{5}\b", title)]
     return found + [f"https://doi.org/{doi}" for doi in re.findall(r"\b10\.\d{4,}/[^\s,)]+", title)]
@@ -119,8 +119,8 @@ def _as_yaml(value: object) -> str:
 
 
 def advantage_function(method: type[PolicyMethod]) -> Callable[[Groups], Tensor] | None:
-    """The function of algs/advantages.py that a method's advantage calls, itself or through its own functions; None when
-    it calls none of them."""
+    """Return the function of algs/advantages.py that a method's advantage calls, itself or through its own functions;
+    None when it calls none of them."""
     offered = {name: find("advantage", name) for name in listed("advantage")}
     waiting, seen = ["advantages"], set()
     while waiting:
@@ -135,7 +135,7 @@ def advantage_function(method: type[PolicyMethod]) -> Callable[[Groups], Tensor]
 
 
 def advantage(method: type[PolicyMethod]) -> str:
-    """Name of the method's advantage, as objective.advantage would name it."""
+    """Return the name of the method's advantage, as objective.advantage would name it."""
     if method.advantages is PolicyMethod.advantages:
         return "none: it does not learn from rewards"
     function = advantage_function(method)
@@ -143,7 +143,7 @@ def advantage(method: type[PolicyMethod]) -> str:
 
 
 def explanation(name: str, method: PolicyMethod) -> str:
-    """The whole screen, as text."""
+    """Return the whole screen, as text."""
     cls, doc, table = type(method), parts(type(method)), gradient_weights.weights(method)
     lines = [doc.title, *papers(cls), "", *(f"    {line}" for line in doc.formula.splitlines()), ""]
     for text in (*doc.text, *doc.deviations, *([f"Relatives: {doc.relatives}"] if doc.relatives else [])):

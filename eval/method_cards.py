@@ -1,7 +1,7 @@
-"""Writes the generated part of docs/methods from the methods and their configs: `python -m eval.method_cards`.
+"""Write the generated part of docs/methods from the methods and their configs: `python -m eval.method_cards`.
 
-A card at the end of each method's page, the index docs/methods/README.md, and the pictures of weights with their numbers.
-`--check` writes nothing, and exits with 1 when something is stale.
+It is a card at the end of each method's page, the index docs/methods/README.md, and the pictures of weights with their
+numbers. `--check` writes nothing, and exits with 1 when something is stale.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ PICTURES = {  # file -> what is drawn, and of which methods, by PolicyMethod.dat
 
 
 def names(data: Collection[str] = tuple(DATA)) -> list[str]:
-    """Methods that learn from such data; all have a page."""
+    """Return the methods that learn from such data; all have a page."""
     return [name for name in listed("method") if find("method", name).data in data]
 
 
 def texts() -> dict[Path, str]:
-    """Return what each file should hold, the pictures left out.
+    """Return the text that each file should hold, without the pictures.
 
     Raises:
         ValueError: a method has no page, or a page has no place for its card.
@@ -56,7 +56,7 @@ def texts() -> dict[Path, str]:
 
 
 def pictures(numbers: Mapping[Path, str]) -> dict[Path, str]:
-    """Return the text of each picture, drawn from the numbers that its CSV file holds."""
+    """Return the text of each picture, drawn from the numbers in its CSV file."""
     return {
         PAGES / f"{file}.svg": weight_panels(table, method_weights.from_csv(table, numbers[PAGES / f"{file}.csv"]))
         for file, (table, _) in PICTURES.items()
@@ -64,7 +64,7 @@ def pictures(numbers: Mapping[Path, str]) -> dict[Path, str]:
 
 
 def stale() -> list[str]:
-    """Return the names of files that are not as they should be. The numbers behind pictures may differ by a hundredth."""
+    """Return the names of files that are not up to date. Numbers behind pictures may differ by a hundredth."""
     should = texts()
     here = {path: path.read_text(encoding="utf-8") if path.is_file() else "" for path in should}
     tables = {PAGES / f"{file}.csv": table for file, (table, _) in PICTURES.items()}
@@ -92,7 +92,7 @@ def _with_card(name: str) -> str:
 
 
 def card(name: str) -> str:
-    """What the code says of a method, as Markdown."""
+    """Return the facts that the code states about a method, as Markdown."""
     method = method_from_text(name)
     cls, doc = type(method), parts(type(method))
     metrics = ", ".join(f"`method/{metric}`" for metric in weights(method).metrics) or "none of its own"
@@ -124,7 +124,7 @@ def _aggregation(name: str, method: type[PolicyMethod]) -> str:
 
 
 def config_path(name: str) -> Path:
-    """The method's example configuration."""
+    """Return the path of the method's example configuration."""
     return ROOT / "configs" / f"{name}.yaml"
 
 
@@ -136,7 +136,7 @@ def _parameters(found: list[Parameter]) -> list[str]:
 
 
 def _linked(relatives: str) -> str:
-    """Class names become links to their pages."""
+    """Return the text with class names turned into links to their pages."""
     pages = {find("method", name).__name__: name for name in names()}
     pattern = re.compile(r"\b(" + "|".join(sorted(pages, key=len, reverse=True)) + r")\b(?= \()")
     return pattern.sub(lambda found: f"[{found[1]}]({pages[found[1]]}.md)", _cell(relatives))
@@ -171,7 +171,7 @@ def _between(text: str, begin: str, end: str, made: str, page: str) -> str:
 
 
 def _rows(methods: list[str]) -> str:
-    """A table with a line for each; all of one kind, from rewards or not."""
+    """Return a table with one line per method; all are of one kind, learning from rewards or not."""
     from_rewards = type(method_from_text(methods[0])).data == "prompts"
     rows = [f"| method | paper | the idea | {'advantage' if from_rewards else 'data'} | aggregation | config |"]
     rows.append("|---|---|---|---|---|---|")
@@ -187,7 +187,7 @@ def _rows(methods: list[str]) -> str:
 
 
 def idea(page: str) -> str:
-    """What a page says first: its first paragraph up to the paper, in brackets, or the full stop."""
+    """Return the idea that a page begins with: its first paragraph up to the paper, in brackets, or the full stop."""
     paragraph = " ".join(page.split("\n\n")[1].split())
     return re.split(r" \([^()]*\d{4},|\. |\.$", paragraph)[0] + "."
 

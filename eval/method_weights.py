@@ -1,6 +1,6 @@
-"""How each method weighs grad log pi, as the numbers that are drawn in docs/methods and kept beside the pictures.
+"""Compute how each method weighs grad log pi, as numbers that docs/methods draws and keeps beside the pictures.
 
-A method that learns from rewards is weighed against the ratio r, one that learns from preferences against the margin of a pair.
+Methods that learn from rewards are weighed against the ratio r, those that learn from pairs against the pair's margin.
 """
 
 from __future__ import annotations

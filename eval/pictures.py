@@ -1,4 +1,4 @@
-"""Pictures for pages, as SVG text: how runs learned, and how methods weigh grad log pi. The same numbers give the same bytes."""
+"""Draw pictures for pages, as SVG text: how runs learned, and how methods weigh. Equal numbers give equal bytes."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def write_learning_curves(runs: Sequence[Path], path: Path) -> Path:
 
 
 def learning_curves(curves: Sequence[RunCurve]) -> str:
-    """Return the SVG text. Thick with points: held-out accuracy; thin: mean reward of a step, smoothed."""
+    """Return the SVG text. Thick, with points: held-out accuracy. Thin: mean reward per step, smoothed."""
     with styled():
         figure = Figure((7.6, 3.8), layout="constrained")
         axes = figure.subplots()

@@ -1,9 +1,9 @@
-"""report.html of a run: one file that needs nothing else, made from what the run directory holds.
+"""Write report.html of a run: one file that needs nothing else, made from the content of the run directory.
 
     python -m eval.report runs/grpo                                  write runs/grpo/report.html again
     python -m eval.report runs/a runs/b --curve docs/curve.svg       draw the runs' learning curves
 
-Works while the run goes on: the file is replaced as a whole.
+It works during the run too: the file is replaced as a whole.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 
 
 def write_report(run: str | Path) -> Path:
-    """Write report.html of a run directory, complete or still growing; returns its path.
+    """Write report.html of a run directory, complete or still growing; return its path.
 
-    Raises: ValueError when there is no run in the directory.
+    Raise ValueError when there is no run in the directory.
     """
     run = Path(run)
     if not (run / CONFIG).is_file():
@@ -67,7 +67,7 @@ def write_report(run: str | Path) -> Path:
 
 
 class LiveReport:
-    """`write_report` for after every step: skips a turn when writing would take more than `share` of the wall-clock."""
+    """Call `write_report` after every step, unless writing would take more than `share` of the time."""
 
     def __init__(self, share: float = 0.01) -> None:
         self.share = share
@@ -84,7 +84,7 @@ class LiveReport:
 
 
 def report_data(run: Path) -> dict[str, Any]:
-    """Everything the page shows, as JSON values."""
+    """Return everything that the page shows, as JSON values."""
     config_text = (run / CONFIG).read_text(encoding="utf-8")
     config = yaml.safe_load(config_text) or {}
     environment = run / ENVIRONMENT
@@ -119,7 +119,7 @@ def report_data(run: Path) -> dict[str, Any]:
 
 
 def described(name: str) -> Metric:
-    """As `definition`, but a run of another version may hold names that this one does not know."""
+    """Return a metric's definition, or a placeholder for a name that another version logged."""
     try:
         return definition(name)
     except ValueError:
@@ -127,9 +127,9 @@ def described(name: str) -> Metric:
 
 
 def phase_seconds(rows: list[dict[str, float]]) -> dict[str, float]:
-    """Seconds of the whole run by phase.
+    """Return the seconds of the whole run by phase.
 
-    "start-up" is what came before the first line's step; "other" is all the rest of the wall-clock that no phase
+    "start-up" is the time before the first line's step; "other" is all the rest of the wall-clock time that no phase
     claims, between steps as well.
     """
     totals = {phase: sum(seconds for _, seconds in _logged(rows, f"time/{phase}_seconds")) for phase in PHASES}
@@ -142,7 +142,7 @@ def phase_seconds(rows: list[dict[str, float]]) -> dict[str, float]:
 
 
 def thinned_rows(rows: list[dict[str, float]]) -> list[dict[str, float]]:
-    """At most about MAX_ROWS rows: evenly spread ones, every evaluation, the first and the last."""
+    """Return about MAX_ROWS rows at most: evenly spread ones, every evaluation, the first and the last."""
     if len(rows) <= MAX_ROWS:
         return rows
     spread = set(_spread(len(rows), MAX_ROWS))
@@ -152,9 +152,9 @@ def thinned_rows(rows: list[dict[str, float]]) -> list[dict[str, float]]:
 
 
 def collect_samples(run: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Samples to embed, by step, and what was left out in words.
+    """Return the samples to embed, by step, and sentences on what was left out.
 
-    The latest steps come whole; earlier ones are spread evenly and cut to their first responses.
+    The latest steps are whole; earlier ones are spread evenly and cut to their first responses.
     """
     kept: list[dict[str, Any]] = []
     skipped, room = 0, MAX_SAMPLE_CHARACTERS
@@ -183,7 +183,7 @@ def collect_samples(run: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def warnings(rows: list[dict[str, float]]) -> list[str]:
-    """What a reader must not miss: numbers that are not finite, scoring errors."""
+    """Return sentences on what a reader must not miss: numbers that are not finite, scoring errors."""
     found = []
     for name in dict.fromkeys(name for row in rows for name in row):
         steps = [row["step"] for row in rows if isinstance(row.get(name), float) and not math.isfinite(row[name])]
@@ -217,21 +217,21 @@ def _cut(text: str) -> str:
 
 
 def _spread(count: int, most: int) -> list[int]:
-    """At most `most` of the indices 0..count-1, evenly spread, first and last among them."""
+    """Return at most `most` of the indices 0..count-1, evenly spread, first and last among them."""
     if count <= most:
         return list(range(count))
     return sorted({round(i * (count - 1) / (most - 1)) for i in range(most)})
 
 
 def _shown(value: float | None) -> float | str | None:
-    """Six digits are enough for a curve; what is not finite stays visible as text."""
+    """Return six digits, which are enough for a curve; a value that is not finite becomes text."""
     if value is None or math.isfinite(value):
         return None if value is None else float(f"{value:.6g}")
     return str(value)
 
 
 def _logged(rows: list[dict[str, float]], name: str) -> list[tuple[float, float]]:
-    """(step, value) wherever the metric was logged and is finite."""
+    """Return (step, value) for each step at which the metric was logged and is finite."""
     pairs = [(row["step"], row.get(name)) for row in rows]
     return [(step, value) for step, value in pairs if value is not None and math.isfinite(value)]
 

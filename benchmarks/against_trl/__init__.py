@@ -1,1 +1,1 @@
-"""Our default job against trl's GRPOTrainer, and supervised and preference learning against its trainers."""
+"""Compare our default job with trl's GRPOTrainer, and supervised and preference learning with its other trainers."""

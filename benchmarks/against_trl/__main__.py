@@ -3,8 +3,8 @@
     python -m benchmarks.against_trl [--target 0.7] [--peer-steps 14]
 
 Same model, prompts, split, reward, batch (16 x 8), temperature, length limit, learning rate, float32 masters with
-bfloat16 compute. Both are judged on the same held-out prompts every two steps; the time of judging and of start-up is
-left out on both sides. The two run one after the other, each until it reaches the target. Prints the ratio (aim: 3 or better).
+bfloat16 compute. Both are judged on the same held-out prompts every two steps; judging and start-up are not counted on
+either side. The two run one after the other, each until it reaches the target. Prints the ratio (aim: 3 or better).
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ EVERY = 2  # steps between evaluations, on both sides
 
 
 def ours(target: float, folder: Path) -> list[tuple[float, float]]:
-    """Run the default job until it reaches the target; returns (training seconds, held-out greedy accuracy) at every
-    evaluation."""
+    """Run the default job until it reaches the target; return (training seconds, held-out accuracy) per evaluation."""
     command = [sys.executable, "main_rl.py", "--config", "configs/grpo.yaml", "--run-dir", str(folder)]
     process = subprocess.Popen([*command, "--set", f"eval.every={EVERY}"], start_new_session=True)
     while process.poll() is None and reached(our_curve(folder), target) is None:
@@ -48,7 +47,7 @@ def our_curve(folder: Path) -> list[tuple[float, float]]:
 
 
 def peer(target: float, steps: int) -> list[tuple[float, float]]:
-    """The same for trl's GRPOTrainer, in this process; stops at the target."""
+    """Do the same as `ours` for trl's GRPOTrainer, in this process."""
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, TrainerCallback
@@ -137,7 +136,7 @@ def peer(target: float, steps: int) -> list[tuple[float, float]]:
 
 
 def reached(curve: list[tuple[float, float]], target: float) -> float | None:
-    """Training seconds at the first evaluation that reached the target."""
+    """Return the training seconds at the first evaluation that reached the target; None without one."""
     return next((seconds for seconds, accuracy in curve if accuracy >= target), None)
 
 

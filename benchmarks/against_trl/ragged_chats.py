@@ -1,4 +1,4 @@
-"""Chats and pairs of very unequal length, made in the process from reasoning_gym tasks: the same for the same seed."""
+"""Make chats and pairs of very unequal length from reasoning_gym tasks; the same seed gives the same ones."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ MEDIAN_TOKENS, SIGMA = 110, 0.8
 
 
 def write_chats(path: Path, count: int, seed: int, longest: int) -> None:
-    """JSON lines with `messages`: one turn or many, lengths log-normal, about 30 to `longest` tokens."""
+    """Write JSON lines with `messages`: one turn or many, lengths log-normal, about 30 to `longest` tokens."""
     rng, exchanges = np.random.default_rng(seed), _exchanges(seed)
     _write(path, [{"messages": _chat(tokens, exchanges)} for tokens in _lengths(rng, count, longest)])
 
 
 def write_pairs(path: Path, count: int, seed: int, longest: int) -> None:
-    """JSON lines with `prompt`, `chosen` and `rejected`; prompt and responses each about half of a chat's length."""
+    """Write JSON lines with `prompt`, `chosen` and `rejected`; each is about half as long as a chat."""
     rng, exchanges = np.random.default_rng(seed), _exchanges(seed)
     lengths = zip(*(_lengths(rng, count, longest) for _ in range(3)), strict=True)
     rows = []
@@ -38,7 +38,7 @@ def _lengths(rng: np.random.Generator, count: int, longest: int) -> np.ndarray:
 
 
 def _exchanges(seed: int) -> Iterator[tuple[str, str]]:
-    """Questions and answers of all tasks in turn, without end."""
+    """Yield questions and answers of all tasks in turn, without end."""
     import reasoning_gym
 
     for round_ in itertools.count():
@@ -48,7 +48,7 @@ def _exchanges(seed: int) -> Iterator[tuple[str, str]]:
 
 
 def _filled(tokens: float, exchanges: Iterator[tuple[str, str]]) -> list[tuple[str, str]]:
-    """So many exchanges, the last one cut short, that they have about this many tokens."""
+    """Return enough exchanges for about this many tokens; the last one is cut short."""
     left, found = int(tokens * CHARACTERS_PER_TOKEN), []
     while left > 0:
         question, answer = next(exchanges)
@@ -59,7 +59,7 @@ def _filled(tokens: float, exchanges: Iterator[tuple[str, str]]) -> list[tuple[s
 
 
 def _chat(tokens: float, exchanges: Iterator[tuple[str, str]]) -> list[dict[str, Any]]:
-    """About half of it is the assistant's: it says the question again before it answers."""
+    """Return a chat. About half of it is the assistant's, who repeats the question before the answer."""
     messages = []
     for question, answer in _filled(tokens / 2, exchanges):
         messages.append({"role": "user", "content": question})

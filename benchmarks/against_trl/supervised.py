@@ -1,20 +1,21 @@
 """Supervised and preference learning against trl's SFTTrainer and DPOTrainer: rates, peak memory and loss curves.
 
-    python -m benchmarks.against_trl.supervised                      # all three figures, about eight minutes on two cores
+    python -m benchmarks.against_trl.supervised                      # all three figures, about eight minutes on 2 cores
     python -m benchmarks.against_trl.supervised --what sft-padding   # or sft-packing, dpo
 
-Same model, tokens, trained tokens, learning rate, optimizer; bfloat16 compute with float32 masters. The two sides are two
-processes that take turns, a block of steps each, while the other sleeps: noise of the machine hits both, and each has a peak
-memory of its own. Ours is main_sl.py's own path, tokenising included; trl tokenises before it starts, which is not counted.
+Same model, tokens, trained tokens, learning rate, optimizer; bfloat16 compute with float32 masters. The two sides are
+processes that take turns, a block of steps each, while the other sleeps: noise hits both, and each has a peak memory of
+its own. Our side is main_sl.py's own code, with tokenising; trl tokenises before it starts, which is not counted.
 
-sft-padding: both see the same examples at every step, so the losses are compared too. trl pads as many rows per forward pass
-as fill about our micro-batch. sft-packing: trl's default strategy (bfd) makes rows of --pack-tokens; a step of either side has
-about as many tokens. Without flash attention, what keeps packed examples apart in trl is the mask that transformers makes of
-restarted positions; how far packed and separate log-probabilities are apart is measured and printed. dpo: reference
-log-probabilities are computed before the first step on both sides.
+sft-padding: both see the same examples at every step, so the losses are compared too. trl pads as many rows per forward
+pass as fill about our micro-batch. sft-packing: trl's default strategy (bfd) makes rows of --pack-tokens; a step of
+either side has about as many tokens. Without flash attention, only the mask that transformers makes of restarted
+positions separates packed examples in trl; the difference between packed and separate log-probabilities is printed.
+dpo: reference log-probabilities are computed before the first step on both sides.
 
-Losses are not the same to the last digit: ours runs in bfloat16 throughout, trl by autocast with a float32 residual stream.
-With the same weights of SmolLM2-135M, losses of batches of these chats (about 1.4) were 0.001 to 0.005 apart for that reason.
+Losses differ in the last digits: ours runs in bfloat16 throughout, trl by autocast with a float32 residual stream. With
+the same weights of SmolLM2-135M, losses of batches of these chats (about 1.4) differed by 0.001 to 0.005 for that
+reason.
 
 Left out on both sides: start-up and --warmup steps. Rates count real tokens, never padding.
 """
@@ -44,7 +45,7 @@ SIDES: dict[str, Side] = {"ours": ours, "trl": theirs}
 
 @dataclass(frozen=True)
 class Measured:
-    """What one side did."""
+    """The results of one side."""
 
     blocks: list[list[Step]]
     peak_gigabytes: float  # resident, of the process, libraries included
@@ -57,7 +58,7 @@ class Measured:
 
 @contextmanager
 def started(side: Side, contest: Contest) -> Iterator[Connection]:
-    """A side in a process of its own."""
+    """Start a side in a process of its own, and yield the connection to it."""
     context = multiprocessing.get_context("spawn")
     mine, other = context.Pipe()
     process = context.Process(target=side, args=(contest, other), daemon=True)
@@ -71,7 +72,7 @@ def started(side: Side, contest: Contest) -> Iterator[Connection]:
 
 
 def compete(contest: Contest, warmup: int, block: int) -> dict[str, Measured]:
-    """Both sides in turns; blocks without the warm-up."""
+    """Run both sides in turns; return their blocks without the warm-up."""
     counts = [warmup] + [min(block, contest.steps - first) for first in range(warmup, contest.steps, block)]
     with started(ours, contest) as a, started(theirs, contest) as b:
         pipes = dict(zip(SIDES, (a, b), strict=True))
@@ -139,7 +140,7 @@ def main() -> None:
 
 
 def prepared(what: str, model: str, folder: Path, steps: int, options: argparse.Namespace) -> Contest:
-    """The contest, with its rows written."""
+    """Return the contest, with its rows written."""
     from benchmarks.against_trl.ragged_chats import write_chats, write_pairs
 
     rows = folder / "rows.jsonl"

@@ -1,7 +1,7 @@
 """The two sides of benchmarks/against_trl/supervised.py: our own job and trl's trainers, each a step at a time.
 
-A side is a function that a process of its own runs. It says what it is, then waits for a number of steps, answers with a
-`Step` after each, and at the end of all with its peak memory.
+A side is a function that runs in a process of its own. It sends a description of itself, then waits for a number of
+steps, answers with a `Step` after each, and sends its peak memory at the end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_TOKENS = 1024  # of an example; the data stays well below
 
 @dataclass(frozen=True)
 class Contest:
-    """What both sides do."""
+    """The work of both sides."""
 
     what: str
     model: str
@@ -79,7 +79,7 @@ def our_config(contest: Contest) -> SLConfig:
 
 
 def ours(contest: Contest, turns: Connection) -> None:
-    """main_sl.py's own loop; it waits for its turn where it writes its report, between steps."""
+    """Run main_sl.py's own loop; it waits for its turn where it writes its report, between steps."""
     from configs.reading.load import run_directory, to_yaml
     from orchestration.run.directory import RunDirectory, read_metrics
     from orchestration.start.load_data import load_examples
@@ -115,7 +115,7 @@ def work_of(contest: Contest, example: Example) -> int:
 
 
 def theirs(contest: Contest, turns: Connection) -> None:
-    """trl's trainer; it waits in its step's beginning for its turn."""
+    """Run trl's trainer; it waits for its turn at the beginning of a step."""
     from transformers import PrinterCallback, TrainerCallback
 
     trainer, note = (sft_trainer if contest.is_sft else dpo_trainer)(contest)
@@ -145,7 +145,7 @@ def theirs(contest: Contest, turns: Connection) -> None:
 
 
 def trl_arguments(contest: Contest) -> dict[str, Any]:
-    """What SFTConfig and DPOConfig are given alike. Everything else is trl's default."""
+    """Return the common arguments of SFTConfig and DPOConfig. Everything else is trl's default."""
     is_packing = contest.what == "sft-packing"
     rows = -(-contest.examples * mean_tokens(contest) // contest.pack_tokens) if is_packing else contest.examples
     return {
@@ -170,7 +170,7 @@ def trl_arguments(contest: Contest) -> dict[str, Any]:
 
 
 def examples_of(contest: Contest) -> list[Example]:
-    """Our own tokens, in the order both sides see them."""
+    """Return our own tokens, in the order in which both sides see them."""
     from orchestration.start.load_data import load_examples
 
     config = our_config(contest)
@@ -182,7 +182,7 @@ def mean_tokens(contest: Contest) -> int:
 
 
 def load_model(contest: Contest) -> tuple[Any, Any]:
-    """Model, float32, and tokenizer."""
+    """Return model, float32, and tokenizer."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -218,7 +218,7 @@ def sft_trainer(contest: Contest) -> tuple[Any, str]:
 
 
 def packing_gap(trainer: Any) -> float:
-    """Largest difference between log-probabilities of a row of several examples and of each of them alone, float32."""
+    """Return the largest difference between log-probabilities of a row's examples packed and each alone, float32."""
     import torch
 
     row = next(row for row in trainer.train_dataset if len(row["seq_lengths"]) > 1)
@@ -261,7 +261,7 @@ def dpo_trainer(contest: Contest) -> tuple[Any, str]:
 
 
 def works_of_trl(contest: Contest, trainer: Any) -> list[int]:
-    """Work of each step; without shuffling, rows come in order, again from the first after the last."""
+    """Return the work of each step; without shuffling, rows come in order."""
     if not contest.is_sft:
         return [contest.examples] * contest.steps
     lengths = [len(ids) for ids in trainer.train_dataset["input_ids"]]

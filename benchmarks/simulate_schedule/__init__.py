@@ -1,1 +1,1 @@
-"""Which split of devices, and which schedule? A simulation of a job's schedule; see docs/running/SIMULATION.md."""
+"""Simulate a job's schedule, to choose a split of devices and a schedule; see docs/running/SIMULATION.md."""

@@ -1,19 +1,19 @@
-"""Which split of devices, and which schedule? Simulated before anything is rented: python -m benchmarks.simulate_schedule
+"""Which split of devices, and which schedule? Simulate them before you rent anything.
 
     python -m benchmarks.simulate_schedule --devices 8                      # a table, from the example costs below
-    python -m benchmarks.simulate_schedule --devices 8 --calibrate runs/x   # costs and lengths of your own short sync run
+    python -m benchmarks.simulate_schedule --devices 8 --calibrate runs/x   # costs and lengths of your own sync run
     python -m benchmarks.simulate_schedule --check runs/sync runs/overlap   # calibrate on the first, predict the second
     python -m benchmarks.simulate_schedule --plot docs/figures/simulate_schedule.svg
 
 Every split N:M of the devices into N that generate and M that train is simulated in each mode:
 
     sync      in turn, on devices of their own: the other side is idle
-    overlap   at the same time; responses go on when weights come (--in-flight)
-    drain     at the same time; responses under way are finished before weights come
+    overlap   at the same time; responses continue when weights come (--in-flight)
+    drain     at the same time; running responses are finished before weights come
     shared    in turn on all devices (sync mode on shared devices)
-    partial   in turn on all devices; long responses are interrupted and go on in the next step (pause_while_training)
+    partial   in turn on all devices; long responses continue in the next step (pause_while_training)
 
-Costs are those of one device. A flag replaces what --calibrate found. docs/running/SIMULATION.md says what the model leaves out.
+Costs are those of one device. A flag replaces what --calibrate found. See docs/running/SIMULATION.md for the limits.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ SHARED = ("shared", "partial")
 
 
 def plans(mode: str, options: argparse.Namespace) -> list[Plan]:
-    """What a mode can do with so many devices: every split, or all of them for both sides in turn."""
+    """Return the plans of a mode with this many devices: every split, or all devices for both sides in turn."""
     devices = options.devices
     splits = [(devices, devices)] if mode in SHARED else [(n, devices - n) for n in range(1, devices)]
     return [
@@ -83,7 +83,7 @@ def all_outcomes(calibration: Calibration, options: argparse.Namespace) -> Itera
 
 
 def table(outcomes: list[tuple[str, Plan, Outcome]]) -> str:
-    """A line for every plan; seconds are per step, `stale` is the mean age of trained tokens in versions."""
+    """Return a line for every plan; seconds are per step, `stale` is the mean age of trained tokens in versions."""
     best = max(outcome.tokens_per_second for _, _, outcome in outcomes)
     lines = [f"{'mode':8} {'split':>6} {'tokens/s':>9} {'steps/h':>8} {'trainer waits':>14} {'engines idle':>13} "
              f"{'paused':>7} {'stale':>6}"]  # fmt: skip
@@ -102,7 +102,7 @@ def mean_staleness(outcome: Outcome) -> float:
 
 
 def comparison(name: str, predicted: Outcome, measured: Measured) -> str:
-    """Predicted, measured, and their ratio."""
+    """Return a text with predicted figures, measured ones, and their ratio."""
     rows = [
         ("seconds per step", predicted.seconds_per_step, measured.seconds_per_step),
         ("tokens per second", predicted.tokens_per_second, measured.tokens_per_second),
@@ -117,7 +117,7 @@ def comparison(name: str, predicted: Outcome, measured: Measured) -> str:
 
 
 def check(calibrated_on: Path, predicted: Path, options: argparse.Namespace) -> str:
-    """How well the run calibrated on is reproduced, and the other predicted."""
+    """Return how well the calibration's own run is reproduced, and how well the other one is predicted."""
     calibration = with_flags(calibrate(calibrated_on), options)
     parts = [
         f"costs of {calibrated_on}:",
@@ -130,7 +130,7 @@ def check(calibrated_on: Path, predicted: Path, options: argparse.Namespace) -> 
 
 
 def with_flags(calibration: Calibration, options: argparse.Namespace) -> Calibration:
-    """The same with the costs given on the command line."""
+    """Return the calibration with the costs given on the command line."""
     given = {f.name: getattr(options, f.name) for f in fields(Costs) if getattr(options, f.name) is not None}
     return replace(calibration, costs=replace(calibration.costs, **given))
 
@@ -138,7 +138,7 @@ def with_flags(calibration: Calibration, options: argparse.Namespace) -> Calibra
 def draw_figure(
     calibration: Calibration, outcomes: list[tuple[str, Plan, Outcome]], options: argparse.Namespace
 ) -> str:
-    """Two panels as SVG: throughput against the split, and age of the trained tokens at overlap's best split."""
+    """Return two panels as SVG: throughput against the split, and age of the trained tokens at overlap's best split."""
     from matplotlib.figure import Figure
 
     from eval.pictures import styled, svg
@@ -231,7 +231,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def example(options: argparse.Namespace) -> Calibration:
-    """The example costs and the work described by the flags."""
+    """Return the example costs and the work described by the flags."""
     draw = log_normal(options.mean_tokens, options.sigma, options.longest, options.responses)
     return Calibration(EXAMPLE, Work(options.groups, options.prompt_tokens, draw, options.most_running), Plan(1, 1))
 

@@ -1,4 +1,4 @@
-"""The model's constants read off a finished sync run, and what another run measured, for comparison."""
+"""Read the model's constants off a finished sync run, and another run's figures for comparison."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a run brought per step, evaluation and checkpoints left out."""
+    """The figures of a run per step, without evaluation and checkpoints."""
 
     seconds_per_step: float
     tokens_per_second: float
@@ -42,9 +42,9 @@ class Measured:
 
 
 def plan_of(run: Path) -> Plan:
-    """The split and schedule of a run. An engine, whatever its tensor_parallel_size, is one generating device.
+    """Return the split and schedule of a run. An engine, whatever its tensor_parallel_size, is one generating device.
 
-    Raises: ValueError when its config.yaml cannot be read.
+    Raise ValueError when its config.yaml cannot be read.
     """
     config = load(run / "config.yaml", RLConfig)
     schedule = config.schedule
@@ -59,12 +59,12 @@ def plan_of(run: Path) -> Plan:
 
 
 def calibrate(run: Path) -> Calibration:
-    """Constants from the steps of a sync run, least squares over steps.
+    """Return constants from the steps of a sync run, by least squares over steps.
 
-    time/generate_seconds = longest response * decode_step_seconds + tokens per engine * decode_token_seconds, prompts (one
-    a group) counted as tokens: a run does not tell prefilling from decoding. time/train_seconds = train_fixed_seconds +
-    train/tokens per rank * seconds per token; tokens that are not trained on (groups without signal) make the latter
-    smaller for each token generated. Engines are taken to stand still for the whole of a sync.
+    time/generate_seconds = longest response * decode_step_seconds + tokens per engine * decode_token_seconds, where
+    each group's prompt counts too: a run does not tell prefilling from decoding. time/train_seconds =
+    train_fixed_seconds + train/tokens per rank * seconds per token; tokens that are not trained on (groups without
+    signal) make the latter smaller for each token generated. Engines are assumed to stand still for a whole sync.
 
     Raises:
         ValueError: the run is not in sync mode or has too few steps.
@@ -101,7 +101,7 @@ def calibrate(run: Path) -> Calibration:
 
 
 def measure(run: Path) -> Measured:
-    """What a run's metrics say. Raises: ValueError when it has too few steps."""
+    """Return the figures in a run's metrics. Raise ValueError when it has too few steps."""
     rows = steady_rows(run)
     seconds = [row["time/step_seconds"] - row["time/eval_seconds"] - row["time/checkpoint_seconds"] for row in rows]
     return Measured(
@@ -113,7 +113,7 @@ def measure(run: Path) -> Measured:
 
 
 def steady_rows(run: Path) -> list[Row]:
-    """The lines of metrics.jsonl after the warm-up. Raises: ValueError when they are too few."""
+    """Return the lines of metrics.jsonl after the warm-up. Raise ValueError when they are too few."""
     rows = [row for row in read_metrics(run) if row["step"] > WARM_UP_STEPS and row.get("train/tokens", 0) > 0]
     if len(rows) < LEAST_STEPS:
         raise ValueError(
@@ -124,12 +124,12 @@ def steady_rows(run: Path) -> list[Row]:
 
 
 def drawn_from(groups: list[list[int]]) -> Callable[[np.random.Generator], list[int]]:
-    """Whole groups of measured lengths, drawn with replacement: responses to one prompt stay alike."""
+    """Return a function that draws whole groups of measured lengths: responses to one prompt stay alike."""
     return lambda rng: groups[int(rng.integers(len(groups)))]
 
 
 def _group_lengths(run: Path) -> list[list[int]]:
-    """Response lengths of every group in samples/, warm-up left out."""
+    """Return the response lengths of every group in samples/, warm-up left out."""
     groups: dict[str, list[int]] = {}
     for step in sample_steps(run):
         if step > WARM_UP_STEPS:
@@ -145,7 +145,7 @@ def _column(rows: list[Row], name: str) -> NDArray[np.float64]:
 
 
 def _non_negative(target: NDArray[np.float64], *terms: NDArray[np.float64]) -> tuple[float, float]:
-    """Least squares of two terms; one that came out negative (steps too alike to tell them apart) is left out."""
+    """Return the least squares of two terms; a negative one (steps too alike to tell them apart) is left out."""
     factors = np.linalg.lstsq(np.stack(terms, axis=1), target, rcond=None)[0]
     for kept, other in ((0, 1), (1, 0)):
         if factors[other] < 0:

@@ -1,7 +1,7 @@
-"""A discrete-event model of one job: engines that decode, a trainer that waits for batches, weights that go between them.
+"""A discrete-event model of one job: engines that decode, a trainer that waits for batches, and weights between them.
 
-Time passes only in this file's arithmetic; which groups are asked and which make a batch is decided by the real
-`rollouts.admission.Admission`. What is left out is listed in docs/running/SIMULATION.md.
+Time passes only in this file's arithmetic; the real `rollouts.admission.Admission` decides which groups are requested
+and which make a batch. docs/running/SIMULATION.md lists what is left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ InFlight = Literal["recompute", "keep_cache", "drain", "abort"]
 
 @dataclass(frozen=True)
 class Costs:
-    """What things take on one device of their side.
+    """The time that things take on one device of their side.
 
     An engine with n responses running decodes one token of each in decode_step_seconds + n * decode_token_seconds: its
     tokens/s grow with n and level off at 1 / decode_token_seconds.
@@ -42,7 +42,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Work:
-    """What a step trains on. `draw` gives the response lengths of one group, in tokens."""
+    """The work of a step. `draw` gives the response lengths of one group, in tokens."""
 
     batch_groups: int
     prompt_tokens: int
@@ -64,7 +64,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a plan brings, averaged over the steps counted."""
+    """The figures of a plan, averaged over the steps counted."""
 
     seconds_per_step: float
     tokens_per_second: float  # response tokens trained on
@@ -80,7 +80,7 @@ class Outcome:
 
 
 def log_normal(mean: float, sigma: float, longest: int, responses: int) -> Callable[[np.random.Generator], list[int]]:
-    """Independent lengths of the given mean before the cut at `longest`; sigma is of their logarithm, 0 makes all equal."""
+    """Return a function that draws lengths of this mean (before the cut at `longest`) and sigma (of the logarithm)."""
     mu = math.log(mean) - sigma**2 / 2
 
     def draw(rng: np.random.Generator) -> list[int]:
@@ -98,7 +98,7 @@ class _Group:
 
 
 class _Engine:
-    """Decodes all its responses in step, so one number (`decoded`: tokens per response since the start) is its progress."""
+    """An engine that decodes all its responses in step; `decoded` counts tokens per response since the start."""
 
     def __init__(self, costs: Costs, prompt_tokens: int, most_running: int) -> None:
         self.costs, self.prompt_tokens, self.most_running = costs, prompt_tokens, most_running
@@ -131,7 +131,7 @@ class _Engine:
             self.decoded += (seconds - prefilling) / self._step_seconds()
 
     def changed(self) -> None:
-        """Begin what can begin; say when the next response ends."""
+        """Begin what can begin; compute when the next response ends."""
         while self.queue and len(self.running) < self.most_running and not self.is_held:
             group, length = self.queue.popleft()
             if not group.tokens:  # the group's first: the others find the prompt in the cache
@@ -145,7 +145,7 @@ class _Engine:
             self.next_finish = self.clock + self.prefill_seconds + left * self._step_seconds()
 
     def finish_one(self) -> _Group:
-        """End the response that is next; its tokens are noted by version."""
+        """End the response that is next; note its tokens by version."""
         self.advance(self.next_finish)
         end, _, start, group = heapq.heappop(self.running)
         self.decoded = end
@@ -160,7 +160,7 @@ class _Engine:
         return group
 
     def load_weights(self, version: int, recompute: bool) -> None:
-        """Responses go on under `version`. Recompute: prompts and tokens so far are prefilled anew, prompts once a group."""
+        """Continue responses under `version`. recompute: prefill prompts, once a group, and tokens so far again."""
         self.versions.append(version)
         self.version_starts.append(self.decoded)
         if recompute and self.running:
@@ -170,7 +170,7 @@ class _Engine:
 
 
 class Simulation:
-    """One job from its first step. The same seed gives the same lengths in the same order of asking, whatever the plan."""
+    """One job from its first step. The same seed gives every plan the same lengths in the same order."""
 
     def __init__(self, costs: Costs, work: Work, plan: Plan, seed: int = 0) -> None:
         if costs.pause_seconds > costs.sync_seconds:
@@ -188,7 +188,7 @@ class Simulation:
         self.clock, self.version, self.asked = 0.0, 0, 0
 
     def run(self, steps: int) -> Outcome:
-        """Simulate `steps` steps, and before and after them some that are not counted, until the pipeline is full and empty."""
+        """Simulate `steps` steps, and more before and after, which are not counted, to fill and empty the pipeline."""
         settle = self.plan.max_staleness + 2
         self.most_asked = (steps + 2 * settle) * self.work.batch_groups
         marks: list[tuple[float, float, float]] = []  # clock, idle and paused seconds at the end of each step
@@ -226,7 +226,7 @@ class Simulation:
         return float(np.mean([getattr(engine, name) for engine in self.engines]))
 
     def _ask(self) -> None:
-        """Whole groups, each to the engine with the least under way."""
+        """Request whole groups, each from the engine with the fewest responses."""
         for _ in range(min(self.admission.room(self.version), self.most_asked - self.asked)):
             lengths = self.work.draw(self.rng)
             group = _Group(f"{self.asked}", lengths, len(lengths))
@@ -252,7 +252,7 @@ class Simulation:
             heapq.heappush(self.scoring, (self.clock + self.costs.reward_seconds, group.name))
 
     def _pass(self, seconds: float, paused: bool) -> None:
-        """Let time pass; engines go on meanwhile, or stand still."""
+        """Let time pass; engines continue meanwhile, or stand still."""
         until = self.clock + seconds
         self._each(is_paused=paused)
         while self._next_event() <= until:
@@ -268,7 +268,7 @@ class Simulation:
             engine.changed()
 
     def _take(self) -> tuple[float, list[_Group]]:
-        """The seconds waited for the next batch, and the batch."""
+        """Return the seconds waited for the next batch, and the batch."""
         began = self.clock
         self._ask()
         while (names := self.admission.batch(self.version)) is None:
@@ -283,7 +283,7 @@ class Simulation:
         self._pass(seconds + self.costs.switch_seconds, paused=self.plan.pause_while_training)
 
     def _sync(self) -> float:
-        """Bring the weights over; returns the seconds waited until responses under way had ended."""
+        """Bring the weights over; return the seconds waited until running responses had ended."""
         began = self.clock
         if self.plan.in_flight == "drain":
             self._each(is_held=True)
