@@ -1,4 +1,4 @@
-"""Makes everything configs/grpo_tiny.yaml needs: the data, and a tiny Llama taught to copy, reverse and sort a little.
+"""Make everything for configs/grpo_tiny.yaml: the data, and a tiny Llama taught to copy, reverse and sort a little.
 
     python -m data_prep.tiny_sorter_model [--out models/tiny-sorter]
 

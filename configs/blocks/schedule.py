@@ -1,4 +1,4 @@
-"""The blocks `schedule:`, on when generation and training run, and `failures:`, on lost and standing processes."""
+"""The blocks `schedule:`, on when generation and training run, and `failures:`, on processes that die or hang."""
 
 from __future__ import annotations
 

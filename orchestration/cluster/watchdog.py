@@ -158,7 +158,7 @@ class Watch:
     def refuse_stalled(
         self, members: Sequence[Member], doing: str, waited_seconds: float, stall_seconds: float | None = None
     ) -> None:
-        """Raise Lost when one of these actors stands still, after it was waited for so long."""
+        """Raise Lost when one of these actors stood still while it was waited for, for as long as the time-out."""
         if stalled := standing_still(members, waited_seconds, stall_seconds or self.stall_seconds):
             raise self.lose(stalled, stalled[0].state(), doing)
 
