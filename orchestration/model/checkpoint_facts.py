@@ -36,6 +36,7 @@ class ModelFacts:
     head_dim: int
     vocabulary: int
     max_positions: int | None  # None when the model states no limit
+    noise: str = ""  # what its config.json asks for in training, and training here does without
 
     @property
     def kv_values_per_token(self) -> int:
@@ -72,7 +73,20 @@ def model_facts(model: Model) -> ModelFacts:
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
         vocabulary=text.vocab_size,
         max_positions=getattr(text, "max_position_embeddings", None),
+        noise=", ".join(f"{key} {value:g}" for key, value in training_noise(text).items()),
     )
+
+
+def training_noise(config: Any) -> dict[str, float]:
+    """Return the values of a configuration that make two training passes differ: dropout, and noise in a router."""
+    return {
+        key: value
+        for key, value in vars(config).items()
+        if ("dropout" in key or key.endswith(("_pdrop", "layerdrop", "jitter_noise")))
+        and not key.startswith(("classifier", "summary"))  # heads that a language model does not have
+        and isinstance(value, int | float)
+        and value > 0
+    }
 
 
 def _config_by_transformers(model: Model, path: str) -> Any:

@@ -77,6 +77,7 @@ def _is_understood(raw: dict[str, Any]) -> bool:
     rope = raw["rope_parameters"]
     return (
         all(raw[key] > 0 for key in SIZES)
+        and raw.get("attention_dropout", 0) == 0
         and raw["hidden_size"] % raw["num_attention_heads"] == 0
         and all(isinstance(name, str) for name in raw["architectures"])
         and raw.get("dtype", "float32") in DTYPES

@@ -13,6 +13,7 @@ from configs.blocks.lora import Lora
 from configs.blocks.rl import Model
 from orchestration.cluster.devices import DeviceSpec
 from orchestration.model.adapter_files import start_from
+from orchestration.model.checkpoint_facts import training_noise
 from orchestration.model.chunked_logprobs import token_logprobs
 from orchestration.model.lora import add_adapters
 from orchestration.model.prepared_batch import PreparedBatch
@@ -151,6 +152,10 @@ def load_policy(model: Model, device: DeviceSpec, with_values: bool = False, lor
     shipped = getattr(config, "auto_map", {})
     if type(config) not in AutoModelForCausalLM._model_mapping and "AutoModelForCausalLM" not in shipped:
         raise ValueError(f"model.path '{model.path}' is a {config.model_type}, which is not a causal language model")
+    # Engines have no dropout, nor have old log-probabilities and the reference: with it in training only, the policy would
+    # differ from itself before anything was learned.
+    for key in training_noise(config):
+        setattr(config, key, 0.0)
     hf_model = AutoModelForCausalLM.from_pretrained(
         model.path,
         config=config,
@@ -158,6 +163,9 @@ def load_policy(model: Model, device: DeviceSpec, with_values: bool = False, lor
         attn_implementation=device.attention,
         trust_remote_code=model.trust_remote_code,
     )
+    for module in hf_model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):  # of a model's own code, which config.json may not show
+            module.p = 0.0
     if model.gradient_checkpointing:
         hf_model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if lora is not None:

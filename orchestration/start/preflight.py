@@ -72,7 +72,7 @@ def preflight_rl(config: RLConfig, model: ModelFacts | None, is_resumed: bool, p
     if device is None or problems.texts:
         return None
     machine = machine_warnings(config, engine_job, trainer_job, device, memory)
-    return Checked(device, model, [*warnings_for(config), *machine], adapter)
+    return Checked(device, model, [*warnings_for(config), *model_warnings(model), *machine], adapter)
 
 
 def preflight_eval(
@@ -113,6 +113,15 @@ def check_model(job: EngineJob, model: ModelFacts, device: DeviceSpec | None, pr
     """Check that engines can run the model."""
     problems.attempt(check_model_fits, job, model)
     problems.attempt(check_head_dim, model, device)
+
+
+def model_warnings(model: ModelFacts) -> Iterator[str]:
+    """Yield warnings about a model that is to be trained."""
+    if model.noise:
+        yield (
+            f"model.path: {model.path} asks for {model.noise} in training; it is switched off, because engines, old and "
+            "reference log-probabilities have none (checkpoints say 0)"
+        )
 
 
 def check_writable(run: Path) -> None:

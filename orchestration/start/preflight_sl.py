@@ -11,7 +11,7 @@ from configs.rules.every_job import warnings_for
 from orchestration.cluster.devices import resolve
 from orchestration.model.checkpoint_facts import ModelFacts
 from orchestration.start.load_data import supervised_steps
-from orchestration.start.preflight import Checked, check_adapter, check_run_directory
+from orchestration.start.preflight import Checked, check_adapter, check_run_directory, model_warnings
 from orchestration.start.problems import Problems
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def preflight_sl(config: SLConfig, model: ModelFacts | None, is_resumed: bool, p
     adapter = problems.attempt(check_adapter, config.lora, config.model)
     if device is None or problems.texts:
         return None
-    return Checked(device, model, list(warnings_for(config)), adapter)
+    return Checked(device, model, [*warnings_for(config), *model_warnings(model)], adapter)
 
 
 def check_positions(config: SLConfig, model: ModelFacts) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import transformers
 
+from configs.blocks.lora import Lora
 from configs.blocks.rl import Model
 from data_feeds.packing import MicroBatch, pack
 from data_feeds.responses import Responses
 from orchestration.cluster.devices import BUCKETS, FLEX, resolve
+from orchestration.model.critic import load_critic
 from orchestration.model.policy_model import PolicyModel, load_policy
 from orchestration.model.prepared_batch import to_device
 from records.rollout import Prompt, Trajectory
@@ -251,3 +254,32 @@ def test_loading(tmp_path, trajectories: list[Trajectory]) -> None:
     transformers.ViTConfig().save_pretrained(tmp_path / "vision")
     with pytest.raises(ValueError, match="vit, which is not a causal language model"):
         load_policy(Model(path=str(tmp_path / "vision")), resolve("cpu"))
+
+
+NOISY: dict[str, Callable[[], transformers.PretrainedConfig]] = {
+    "gpt2": lambda: transformers.GPT2Config(vocab_size=VOCAB, n_embd=64, n_layer=2, n_head=4, n_positions=64),
+    "opt": lambda: transformers.OPTConfig(
+        vocab_size=VOCAB, hidden_size=64, ffn_dim=96, num_hidden_layers=2, num_attention_heads=4,
+        word_embed_proj_dim=64, max_position_embeddings=64, layerdrop=0.5,
+    ),
+    "seed_oss": lambda: transformers.SeedOssConfig(**SIZES),
+    "llama": lambda: transformers.LlamaConfig(**SIZES, attention_dropout=0.2),
+    "mixtral": lambda: transformers.MixtralConfig(**SIZES, num_local_experts=4, router_jitter_noise=0.2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", NOISY)
+def test_a_training_pass_equals_a_pass_of_evaluation(
+    family: str, tmp_path: Path, trajectories: list[Trajectory]
+) -> None:
+    """Old log-probabilities, the reference and the engine have no dropout, so training must have none either."""
+    transformers.AutoModelForCausalLM.from_config(NOISY[family]()).save_pretrained(tmp_path)
+    prepared = to_device(packed(trajectories, True)[0], "cpu")
+    model = Model(path=str(tmp_path), dtype="float32", device="cpu")
+    critic = load_critic(model, resolve("cpu"))
+    critic.value_head.weight.data.normal_()
+    lora = None if family == "gpt2" else Lora(rank=2, target_modules=["q_proj"])  # gpt2 has no linear layers
+    for loaded in (load_policy(model, resolve("cpu")), load_policy(model, resolve("cpu"), lora=lora), critic):
+        with torch.no_grad():
+            passes = [loaded.train(mode)(prepared) for mode in (False, True, True)]
+        torch.testing.assert_close(passes[1:], [passes[0]] * 2, rtol=0, atol=0)

@@ -81,6 +81,13 @@ def test_a_good_job_is_described(folder: Path) -> None:
     assert sorted(folder.rglob("*")) == before, "preflight writes nothing"
 
 
+def test_dropout_is_said_to_be_off(folder: Path) -> None:
+    file = folder / "tiny" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"attention_dropout": 0.1}))
+    (warning,) = warned()
+    assert warning.startswith("model.path: tiny asks for attention_dropout 0.1 in training; it is switched off")
+
+
 def test_all_mistakes_at_once(folder: Path) -> None:
     (folder / "runs" / "run").mkdir(parents=True)
     (folder / "runs" / "run" / "config.yaml").write_text("x: 1\n")
