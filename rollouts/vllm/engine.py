@@ -18,7 +18,7 @@ from rollouts.vllm.busy_timer import BusyTimer
 from rollouts.vllm.requests import Requests
 from rollouts.vllm.response import Generation, Response
 from rollouts.vllm.sampling import Sampling
-from rollouts.vllm.settings import check_arguments, engine_settings, import_vllm, start_vllm
+from rollouts.vllm.settings import check_arguments, engine_settings, start_vllm
 
 InFlight = Literal["recompute", "keep_cache", "drain", "abort"]
 Sequences = Sequence[tuple[IntArray, IntArray]]  # prompts, and tokens after them
@@ -66,7 +66,7 @@ class VLLMEngine:
 
         Raises ValueError when vLLM does not know an argument.
         """
-        import_vllm()
+        internals.import_vllm()
         given = {
             "model": model_path,
             "dtype": dtype,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gc
 import os
 import shutil
 from collections.abc import Iterator
@@ -14,19 +13,6 @@ from plugins.nearest import nearest
 from rollouts.vllm import internals
 
 GIB = 1024**3
-
-
-def import_vllm() -> None:
-    """Import vLLM's engine, 9 s of processor time, without garbage collections, which would take a quarter more.
-
-    Later collections leave alone what is there by then.
-    """
-    gc.disable()
-    try:
-        import vllm.v1.engine.async_llm  # noqa: F401
-    finally:
-        gc.enable()
-    gc.freeze()
 
 
 def start_vllm(arguments: dict[str, Any], environment: dict[str, str]) -> Any:
