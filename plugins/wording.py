@@ -36,7 +36,7 @@ def text_of(error: Any) -> str:
     way_out = ""
     if kind == "int_type":
         allowed = "must be a whole number"
-        way_out = f"; write {int(given)}" if isinstance(given, float) and given == int(given) else ""
+        way_out = f"; write {int(given)}" if isinstance(given, float) and given.is_integer() else ""
     elif kind == "string_type":
         allowed = "must be text"
         way_out = "" if given is None or isinstance(given, list | dict) else "; put quotes around it"

@@ -34,6 +34,6 @@ class EvalConfig(Block):
     data: Data
     reward: Reward
     eval: EvalRun = Field(default_factory=EvalRun)
-    engines: int = Field(1, ge=1, description="vLLM engines.")
-    tensor_parallel_size: int = Field(1, ge=1, description="Devices per engine.")
+    engines: int = Field(1, ge=1, le=10_000, description="vLLM engines.")
+    tensor_parallel_size: int = Field(1, ge=1, le=10_000, description="Devices per engine.")
     engine: dict[str, Any] = Field(default_factory=dict, description="Passed to vLLM as it is.")

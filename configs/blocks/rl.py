@@ -135,7 +135,7 @@ class Reward(Block):
     """How responses are scored: in separate processes, which are killed at a time-out."""
 
     parts: list[RewardPart] = Field(min_length=1, description="Parts of the reward.")
-    workers: int = Field(1, ge=1, description="Scoring processes beside each engine.")
+    workers: int = Field(1, ge=1, le=10_000, description="Scoring processes beside each engine.")
     concurrency: int = Field(
         16,
         ge=1,
@@ -161,8 +161,10 @@ class Reward(Block):
 class Rollout(Block):
     """How responses are sampled."""
 
-    prompts_per_step: int = Field(16, ge=1, description="Prompts asked per step.")
-    responses_per_prompt: int = Field(8, ge=1, description="Responses sampled per prompt: the group size.")
+    prompts_per_step: int = Field(16, ge=1, le=1_000_000, description="Prompts asked per step.")
+    responses_per_prompt: int = Field(
+        8, ge=1, le=1_000_000, description="Responses sampled per prompt: the group size."
+    )
     max_new_tokens: int = Field(512, ge=1, description="A response is cut at this length and counts as truncated.")
     temperature: float = Field(
         1.0, gt=0, le=5, description="Sampling temperature; the trainer's log-probabilities are taken at the same."
@@ -184,8 +186,8 @@ class Rollout(Block):
         description="Give each request a seed made of (run seed, step, prompt, sample): repeatable whatever the order. "
         "Costs about 4 % of the generation rate on a CPU; not measured on GPUs.",
     )
-    engines: int = Field(1, ge=1, description="vLLM engines, each an actor of its own.")
-    tensor_parallel_size: int = Field(1, ge=1, description="Devices per engine.")
+    engines: int = Field(1, ge=1, le=10_000, description="vLLM engines, each an actor of its own.")
+    tensor_parallel_size: int = Field(1, ge=1, le=10_000, description="Devices per engine.")
     environment: str = Field(
         "single_turn", description="A file in rollouts/environments or a dotted path (module:Class)."
     )

@@ -52,7 +52,7 @@ class Train(Optimization):
         description="Leave groups whose rewards are all equal out of the forward pass (their advantage is 0); they "
         "stay in the denominators.",
     )
-    ranks: int = Field(1, ge=1, description="Data-parallel trainer ranks.")
+    ranks: int = Field(1, ge=1, le=10_000, description="Data-parallel trainer ranks.")
     threads_per_rank: int = Field(
         0,
         ge=0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from configs.reading.yaml_text import Location
 from plugins.nearest import nearest
 
 EXTENDS = "extends"
+MOST_FILES = 20  # that extend one another
 Origins = dict[Location, str]
 
 
@@ -22,7 +24,7 @@ def read_job(path: Path) -> tuple[dict[str, Any], Origins]:
     Raises:
         ValueError: a file is missing, unreadable, empty or no block of keys, or files extend one another in a circle.
     """
-    if not path.is_file():
+    if not os.path.isfile(path):  # unlike Path.is_file, False for a name that no file can have
         raise ValueError(_missing(path, "--config "))
     return _read(path, path, ())
 
@@ -38,8 +40,10 @@ def _read(path: Path, job: Path, below: tuple[Path, ...]) -> tuple[dict[str, Any
         raise ValueError(f"{where}: must be the path of one YAML file; given {named!r}")
     above = path.parent / named
     chain = (*below, path)
-    if not above.is_file():
+    if not os.path.isfile(above):
         raise ValueError(f"{where}: {_missing(above)}")
+    if len(chain) == MOST_FILES:
+        raise ValueError(f"{where}: more than {MOST_FILES} files extend one another; put their keys into fewer")
     if above.resolve() in [file.resolve() for file in chain]:
         raise ValueError(f"{where}: the files extend one another in a circle: {' -> '.join(map(str, (*chain, above)))}")
     base, base_origins = _read(above, job, chain)
@@ -83,9 +87,11 @@ def _one_file(path: Path) -> tuple[dict[str, Any], dict[Location, int]]:
 
 
 def _missing(path: Path, what: str = "") -> str:
-    if path.is_dir():
+    if os.path.isdir(path):
         return f"{what}{path}: is a folder; give a .yaml file"
-    siblings = sorted(str(file) for file in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
+    if os.path.exists(path):
+        return f"{what}{path}: is a pipe or device, which can be read only once; save its text as a .yaml file"
+    siblings = sorted(str(file) for file in path.parent.glob("*.yaml")) if os.path.isdir(path.parent) else []
     guess = nearest(str(path), siblings)
     hint = f"; did you mean {guess}?" if guess else f"; files there: {', '.join(siblings)}" if siblings else ""
     return f"{what}{path}: there is no such file{hint}"

@@ -110,13 +110,17 @@ def test_a_message_names_the_file_and_line_a_key_came_from(folder: Path) -> None
         ("extends: loop.yaml\n", "in a circle: {folder}/job.yaml -> {folder}/loop.yaml -> {folder}/deeper/../job.yaml"),
         ("extends: list.yaml\n", "{folder}/list.yaml: holds a list"),
         ("train: {extends: base.yaml}\n", "train.extends: unknown key"),
+        ("extends: {long}.yaml\n", "there is no such file"),
+        ("extends: chain0.yaml\n", "chain18.yaml: extends (line 1): more than 20 files extend one another"),
     ],
 )
 def test_what_cannot_be_extended(folder: Path, text: str, expected: str) -> None:
     child(folder, "extends: deeper/../job.yaml\n", "loop.yaml")
     child(folder, "- 1\n", "list.yaml")
+    for n in range(40):
+        child(folder, f"extends: chain{n + 1}.yaml\n", f"chain{n}.yaml")
     with pytest.raises(ConfigError) as caught:
-        load(child(folder, text), RLConfig)
+        load(child(folder, text.replace("{long}", "x" * 5000)), RLConfig)
     assert expected.format(folder=folder) in str(caught.value)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +112,10 @@ def test_a_key_of_an_earlier_version_is_refused_with_its_new_name(minimal: Path,
         ("train.steps=true", "train.steps: must be a whole number; given true"),
         ("train.steps='8'", "train.steps: must be a whole number; given '8'"),
         ("train.learning_rate=fast", "train.learning_rate: must be a number; given 'fast'"),
+        ("train.steps=.inf", "train.steps: must be a whole number; given inf"),
+        ("train.steps=.nan", "train.steps: must be a whole number; given nan"),
+        ("eval.max_prompts=1e9999", "eval.max_prompts: must be a whole number; given inf"),
+        ("rollout.engines=1000000000", "rollout.engines: must be at most"),
         ("train.learning_rate=.nan", "train.learning_rate: must be a finite number; given nan"),
         ("train.learning_rate=.inf", "train.learning_rate: must be a finite number; given inf"),
         ("rollout.seeded=1", "rollout.seeded: must be true or false; given 1"),
@@ -154,6 +160,11 @@ def test_all_mistakes_are_in_one_message_with_their_place(tmp_path: Path) -> Non
     assert "rollout.top_p: must be at most 1.0; given 2 (from the command line)" in text
 
 
+ALIAS_BOMB = "a0: &a0 [x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10)
+)  # a billion values once written out
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -171,6 +182,11 @@ def test_all_mistakes_are_in_one_message_with_their_place(tmp_path: Path) -> Non
         ("a: 1\n---\nb: 2\n", "no valid YAML"),
         ("a: 1\nb: \x00\n", "line 2: no valid YAML"),
         ("1: 2\n", "1: keys are text; put quotes around it"),
+        ("run: !!bool maybe\n", "no valid YAML value"),
+        ("run: !!timestamp maybe\n", "no valid YAML value"),
+        ("run: " + "[" * 3000, "nested too deep"),
+        (ALIAS_BOMB, "it stands for more than 100,000 values"),
+        (ALIAS_BOMB.replace("[", "{<<: [").replace("]", "]}"), "it stands for more than 100,000 values"),
     ],
 )
 def test_broken_yaml_names_file_and_place(tmp_path: Path, text: str, expected: str) -> None:
@@ -183,6 +199,8 @@ def test_broken_yaml_names_file_and_place(tmp_path: Path, text: str, expected: s
 def test_files_that_are_none(tmp_path: Path, minimal: Path) -> None:
     assert "there is no such file; did you mean" in message(tmp_path / "jobs.yaml")
     assert "is a folder" in message(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    assert "is a pipe or device" in message(tmp_path / "pipe")
     (tmp_path / "latin.yaml").write_bytes("run: {name: caf\xe9}".encode("latin-1"))
     assert "no UTF-8 text" in message(tmp_path / "latin.yaml")
 
@@ -192,6 +210,20 @@ def test_scientific_numbers_without_a_dot_are_numbers(tmp_path: Path) -> None:
     path.write_text(MINIMAL + "train: {learning_rate: 3e-5, eps: 1E-9, weight_decay: .5e0}\n")
     train = load(path, RLConfig).train
     assert (train.learning_rate, train.eps, train.weight_decay) == (3e-5, 1e-9, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("010", 10), ("-08", -8), ("0x1F", 31), ("0o17", 15), ("1_000", 1000), ("1:30", "1:30"), ("1:30.5", "1:30.5"),
+        ("0b101", "0b101"), ("1.5", 1.5), (".5", 0.5), ("7.", 7.0), ("-.inf", -math.inf), ("!!float 3", 3.0),
+    ],
+)  # fmt: skip
+def test_numbers_are_those_of_yaml_1_2(text: str, value: Any) -> None:
+    read = yaml_text.parse(f"a: {text}", "here")[0]["a"]
+    assert read == value and type(read) is type(value)
+    if isinstance(value, str):
+        assert yaml.safe_load(yaml_text.dump({"a": value})) == {"a": value}, "other readers get the text too"
 
 
 @pytest.mark.parametrize(
