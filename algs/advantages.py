@@ -1,4 +1,4 @@
-"""Advantages on whole groups of an update: one per response, [S]; `gae` returns one per token, [N].
+"""Advantages on whole groups of an update: one per response, [S].
 
 Groups may differ in size. All is computed in float64, in which the mean of equal rewards is exact, so that equal
 rewards give an advantage of exactly 0.
@@ -79,43 +79,6 @@ def reinforce_plus_plus_baseline(groups: Groups) -> Tensor:
     """
     centred = _centred(groups)  # its mean is 0 but for rounding, which must not reach groups without a signal
     return torch.where(centred == 0, 0.0, whiten(centred)).to(groups.rewards.dtype)
-
-
-def gae(
-    groups: Groups,
-    discount: Annotated[float, knob("Discount per token.", ge=0, le=1)] = 1.0,
-    gae_lambda: Annotated[float, knob("1: sum of rewards minus V. 0: one-step error.", ge=0, le=1)] = 0.95,
-    bootstrap_truncated: Annotated[bool, knob("Whether a cut response is worth V of where it was cut.")] = True,
-) -> Tensor:
-    """Return A_t = delta_t + discount gae_lambda A_t+1, where delta_t = r_t + discount V_t+1 - V_t (Schulman et al.
-    2016, arXiv 1506.02438), [N] float32, not whitened. A + V are the returns.
-
-    After the last token, V is 0 when the response ended, and the value of the state reached when it was cut at the
-    length limit. With bootstrap_truncated false it is 0 in both cases: the limit is then part of the task.
-
-    Raises:
-        ValueError: there are no values, because the method has no critic.
-    """
-    if groups.values is None or groups.final_values is None or groups.token_rewards is None or groups.truncated is None:
-        raise ValueError(
-            "advantage 'gae' needs a critic's values; use a method that has a critic (algorithm.name: ppo)"
-        )
-    if not groups.values.numel():
-        return torch.zeros(0)
-    values, rewards = groups.values.to(torch.float64), groups.token_rewards.to(torch.float64)
-    ends = groups.lengths.cumsum(0)
-    has_tokens = groups.lengths > 0
-    last_values = torch.where(groups.truncated & bootstrap_truncated, groups.final_values, 0.0).to(torch.float64)
-    next_values = values.roll(-1)
-    next_values[ends[has_tokens] - 1] = last_values[has_tokens]
-    delta = rewards + discount * next_values - values  # [N]
-    sequence = groups.sequence
-    position = torch.arange(len(values)) - (ends - groups.lengths)[sequence]
-    padded = delta.new_zeros(int(groups.lengths.max()), len(groups.lengths))  # [T_max, S]; 0 after a response's end
-    padded[position, sequence] = delta
-    for step in range(len(padded) - 2, -1, -1):
-        padded[step] += discount * gae_lambda * padded[step + 1]
-    return padded[position, sequence].to(torch.float32)
 
 
 def whiten(x: Tensor) -> Tensor:

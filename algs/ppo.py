@@ -7,6 +7,7 @@ from torch import Tensor
 
 from algs import advantages
 from algs.method import MethodParams, PolicyMethod, param
+from algs.parts.gae import gae
 from algs.parts.surrogate import clipped
 from algs.records import Groups, PolicyTokens, TokenLoss
 
@@ -59,8 +60,7 @@ class PPO(PolicyMethod):
         return self._gae(groups) + groups.values
 
     def _gae(self, groups: Groups) -> Tensor:
-        p = self.params
-        return advantages.gae(groups, p.discount, p.gae_lambda, p.bootstrap_truncated)
+        return gae(groups, self.params.discount, self.params.gae_lambda, self.params.bootstrap_truncated)
 
     def loss(self, t: PolicyTokens) -> TokenLoss:
         p = self.params

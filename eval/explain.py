@@ -24,6 +24,7 @@ from torch import Tensor
 from algs.introspection import gradient_weights
 from algs.introspection.method_facts import reads
 from algs.method import PolicyMethod
+from algs.parts.gae import gae
 from algs.records import Groups
 from configs.reading.load import method_from_text
 from plugins.kinds import find, listed
@@ -119,9 +120,9 @@ def _as_yaml(value: object) -> str:
 
 
 def advantage_function(method: type[PolicyMethod]) -> Callable[[Groups], Tensor] | None:
-    """Return the function of algs/advantages.py that a method's advantage calls, itself or through its own functions;
-    None when it calls none of them."""
-    offered = {name: find("advantage", name) for name in listed("advantage")}
+    """Return the function of algs/advantages.py, or GAE, that a method's advantage calls, itself or through its own
+    functions; None when it calls none of them."""
+    offered = {name: find("advantage", name) for name in listed("advantage")} | {"gae": gae}
     waiting, seen = ["advantages"], set()
     while waiting:
         name = waiting.pop(0)

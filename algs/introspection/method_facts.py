@@ -74,6 +74,17 @@ def made_up_groups(sizes: tuple[int, ...], with_critic: bool) -> Groups:
     )
 
 
+def ignores_scale_of_a_group(advantage: Callable[[Groups], Tensor], with_critic: bool = False) -> bool:
+    """Return whether multiplying all rewards of one group changes no advantage, as with a division by std_g."""
+    groups = made_up_groups((4, 1, 3), with_critic)
+    factor = 4.0**groups.group  # [S]
+    assert groups.token_rewards is not None
+    scaled = dataclasses.replace(
+        groups, rewards=factor * groups.rewards, token_rewards=factor[groups.sequence] * groups.token_rewards
+    )
+    return torch.allclose(advantage(groups), advantage(scaled), rtol=1e-3, atol=1e-4)
+
+
 def ignores_zero_advantage(method: PolicyMethod) -> bool:
     """Return whether a token with advantage 0 gives no gradient under this method and its parameters.
 

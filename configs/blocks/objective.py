@@ -26,13 +26,30 @@ class KL(Block):
     """The KL penalty: it holds the policy near the reference, which is the model as it was before training."""
 
     coef: float = Field(0.0, ge=0, description="Weight of KL(pi || pi_ref); 0 holds no reference model.")
-    estimator: Literal["k1", "k2", "k3"] = Field(
-        "k3", description="Per-token estimator: k1 = log(pi/ref), k2 = k1²/2, k3 = ref/pi - 1 - log(ref/pi)."
+    estimator: Literal["k1", "k2", "k3"] | None = Field(
+        None,
+        description="Per-token estimator: k1 = log(pi/ref), k2 = k1²/2, k3 = ref/pi - 1 - log(ref/pi). Empty: k3 in the "
+        "loss; k1 in the reward, where the others do not have the KL's gradient.",
     )
     placement: Literal["loss", "reward"] = Field(
         "loss",
         description="loss: a term of every token's loss. reward: subtracted from the reward before the advantage.",
     )
+
+    @property
+    def in_reward(self) -> bool:
+        """Return whether there is a penalty, and it is taken off the reward."""
+        return self.coef > 0 and self.placement == "reward"
+
+    @property
+    def in_loss(self) -> bool:
+        """Return whether there is a penalty, and it is a term of the loss."""
+        return self.coef > 0 and self.placement == "loss"
+
+    @property
+    def estimator_used(self) -> Literal["k1", "k2", "k3"]:
+        """Return the estimator, or what an empty key means where the penalty is."""
+        return self.estimator or ("k1" if self.placement == "reward" else "k3")
 
 
 class Objective(Block):

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from configs.blocks.objective import KL, Critic, Objective
+from configs.blocks.objective import KL, Critic
 from configs.blocks.rl import RLConfig
 from configs.rules.problem import Problem
 from plugins.kinds import listed
@@ -37,7 +37,7 @@ def objective_problems(config: RLConfig) -> Iterator[Problem]:
         yield "algorithm.name", f"the loss of '{name}' reads {field}, which its needs() must name to be given it"
     yield from _advantage(config, method, read)
     yield from _corrections(config, read)
-    yield from _kl(config.objective)
+    yield from _kl(config, method)
     yield from _critic(config, has_critic="values" in method.needs())
     if outside := [step for step in config.capture.steps if not 1 <= step <= config.train.steps]:
         yield "capture.steps", f"{outside[0]} is not among the run's steps, 1 to {config.train.steps} (train.steps)"
@@ -58,6 +58,12 @@ def objective_warnings(config: RLConfig) -> Iterator[str]:
         yield (
             "objective.old_logprobs: with one update per step the ratio to the trainer's own log-probabilities is 1; "
             "to the engine's it is the gap between engine and trainer, which the method then clips or weighs"
+        )
+    if config.train.updates_per_step > 1 and not read & {"old_logprobs", "behavior_logprobs"}:
+        yield (
+            f"train.updates_per_step: the loss of '{config.algorithm.name}' has no ratio, so every update after a step's first "
+            "takes its tokens for the policy's own (a correction weighs by pi_old / mu, which does not see it); use 1, or a "
+            "method with a ratio to the policy (cispo)"
         )
     if config.rollout.max_refill_rounds == 0 and any(item.refill for item in config.rollout.filters):
         yield "rollout.max_refill_rounds: 0 asks for no further prompts, so a filter's refill has no effect"
@@ -164,12 +170,36 @@ def _corrections(config: RLConfig, read: frozenset[str]) -> Iterator[Problem]:
         )
 
 
-def _kl(objective: Objective) -> Iterator[Problem]:
-    if objective.kl.coef > 0 and objective.kl.estimator == "k1" and objective.kl.placement == "loss":
+def _kl(config: RLConfig, method: PolicyMethod) -> Iterator[Problem]:
+    from algs.introspection.method_facts import ignores_scale_of_a_group
+
+    objective, penalty = config.objective, config.objective.kl
+    if penalty.in_loss and penalty.estimator == "k1":
         yield (
             "objective.kl.estimator",
             "k1 in the loss holds nothing back: its gradient is 0 in expectation; use k2 or k3, or "
             "objective.kl.placement reward",
+        )
+    if not penalty.in_reward:
+        return
+    if penalty.estimator_used != "k1":
+        yield (
+            "objective.kl.estimator",
+            f"{penalty.estimator} in the reward does not pull towards the reference: only k1's policy gradient is that of "
+            "KL(pi || pi_ref) (k3's is nearly orthogonal to it); use k1, or objective.kl.placement loss",
+        )
+    advantage = objective.advantage
+    try:
+        cancels = ignores_scale_of_a_group(objective.advantage_function(method), "values" in method.needs())
+    except Exception:  # noqa: BLE001 an advantage that fails is reported by _advantage
+        return
+    if cancels:
+        who = f"'{config.algorithm.name}'" if advantage is None else f"the advantage '{advantage.function}'"
+        yield (
+            "objective.kl.placement",
+            f"reward has no strength under {who}, which divides by the spread of the group: where a prompt's responses are "
+            "paid alike, a coef of 1e-4 and one of 1 give the same advantages; use loss, or an objective.advantage without "
+            "that division (rloo, group_mean)",
         )
 
 

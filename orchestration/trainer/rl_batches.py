@@ -131,9 +131,9 @@ def groups_of(
     sequence = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
     known = {name: torch.from_numpy(values) for name, values in columns.items()}
     token_rewards = torch.zeros(len(sequence))
-    if penalty.coef > 0 and penalty.placement == "reward":
+    if penalty.in_reward:
         policy = known.get("old_logprobs", known["behavior_logprobs"])
-        token_rewards -= penalty.coef * kl.estimate(penalty.estimator, policy, known["ref_logprobs"])
+        token_rewards -= penalty.coef * kl.estimate(penalty.estimator_used, policy, known["ref_logprobs"])
     penalties = torch.zeros_like(rewards).index_add_(0, sequence, token_rewards)
     token_rewards[lengths.cumsum(0) - 1] += rewards
     return Groups(

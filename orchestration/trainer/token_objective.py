@@ -37,8 +37,8 @@ class TokenObjective:
             loss = weights * loss
             metrics |= {"objective/correction_weight": weights, "objective/rejected_share": (~keep).float()}
         penalty = self.objective.kl
-        if penalty.coef > 0 and penalty.placement == "loss":
-            divergence = kl.estimate(penalty.estimator, t.logprobs, present(t.ref_logprobs))
+        if penalty.in_loss:
+            divergence = kl.estimate(penalty.estimator_used, t.logprobs, present(t.ref_logprobs))
             loss = loss + penalty.coef * divergence
             metrics["objective/kl_ref_nats"] = divergence
         if self.objective.entropy_coef > 0:
@@ -68,7 +68,7 @@ class TokenObjective:
         With one update per step the policy at its start is the policy itself: pi_old is then taken from the update's
         own forward pass, unless something needs it before."""
         o, names = self.objective, []
-        needed_early = o.rejected_tokens == "leave" or (o.kl.coef > 0 and o.kl.placement == "reward")
+        needed_early = o.rejected_tokens == "leave" or o.kl.in_reward
         if o.old_logprobs == "trainer" and (needed_early or (self._reads_old_logprobs and updates_per_step > 1)):
             names.append("old_logprobs")
         names += sorted(self.method.needs() - {"values"} | ({"ref_logprobs"} if self.has_reference else set()))
@@ -81,7 +81,7 @@ class TokenObjective:
         """Return whether a token with advantage 0 adds nothing anywhere, so that the forward pass may leave it out."""
         o = self.objective
         return (
-            (o.kl.coef == 0 or o.kl.placement == "reward")
+            not o.kl.in_loss
             and o.entropy_coef == 0
             and not self.has_update_sums
             and not self.has_values
@@ -98,7 +98,7 @@ class TokenObjective:
         o, names = self.objective, differentiates(self.method)
         if o.entropy_coef > 0:
             names |= {"entropy"}
-        if o.kl.coef > 0 and o.kl.placement == "loss":
+        if o.kl.in_loss:
             names |= {"logprobs"}
         return names
 

@@ -8,11 +8,12 @@ import math
 import pytest
 import torch
 
-from algs import corrections
+from algs import advantages, corrections
 from algs.introspection.method_facts import (
     READABLE,
     differentiates,
     gradient_weight,
+    ignores_scale_of_a_group,
     ignores_zero_advantage,
     label_weights,
     likelihood_weight,
@@ -26,7 +27,7 @@ from algs.introspection.method_facts import (
 )
 from algs.method import MethodParams, PolicyMethod
 from algs.records import Correction, PolicyTokens, TokenLoss
-from plugins.kinds import find
+from plugins.kinds import find, listed
 
 
 def method_of(loss, update_sums=None) -> PolicyMethod:
@@ -200,3 +201,9 @@ def test_what_is_in_the_graph_of_a_loss_is_found_by_differentiating_it():
     assert found == {
         "grpo": {"logprobs"}, "ppo": {"logprobs", "values"}, "reward_model": {"values"}, "dpo": {"logprobs"},
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", listed("advantage"))
+def test_only_a_division_by_the_groups_own_spread_makes_a_groups_scale_vanish(name):
+    """The spread of the whole step, as of REINFORCE++, keeps what one group's rewards weigh against another's."""
+    assert ignores_scale_of_a_group(getattr(advantages, name)) == (name == "group_zscore")

@@ -64,6 +64,21 @@ def test_gradients_as_a_loss():
     np.testing.assert_allclose(on_policy("k3")[1], divergence(forward=True)[1], rtol=1e-9)
 
 
+def test_in_the_reward_only_k1_has_the_gradient_of_the_divergence():
+    """The policy gradient of a reward of -k: k1's is that of -KL(pi || ref); k2 and k3 point elsewhere."""
+
+    def as_a_reward(name):
+        logits = torch.tensor(PI, requires_grad=True)
+        log_pi = torch.log_softmax(logits, 0)
+        score = log_pi.detach().exp() * kl.estimate(name, log_pi, torch.tensor(REF)).detach() * log_pi
+        return torch.autograd.grad(score.sum(), logits)[0].numpy()
+
+    true = divergence(forward=False)[1]
+    np.testing.assert_allclose(as_a_reward("k1"), true, rtol=1e-9)
+    for name in ("k2", "k3"):
+        assert np.linalg.norm(as_a_reward(name) - true) > 0.2 * np.linalg.norm(true)
+
+
 def test_an_unknown_estimator_is_named():
     """A wrong name is refused with the ones there are."""
     with pytest.raises(ValueError, match=r"k4.*k1, k2, k3"):

@@ -11,6 +11,7 @@ import torch
 
 from algs.introspection.method_facts import made_up_groups, made_up_tokens
 from algs.records import Correction
+from configs.blocks.objective import KL
 from configs.blocks.rl import RLConfig
 from configs.reading.load import ConfigError, load, method_for, to_yaml
 from plugins.kinds import find, listed
@@ -126,7 +127,7 @@ def test_what_the_trainer_gets(own: None) -> None:
     assert job("objective.aggregation=").objective.aggregation_mode(method) == method.aggregation == "sequence_mean"
 
 
-@pytest.mark.parametrize("name", [name for name in listed("advantage") if name != "gae"])
+@pytest.mark.parametrize("name", listed("advantage"))
 def test_every_advantage_of_ours_can_stand_in_a_config(name: str) -> None:
     config = job(f"objective.advantage={name}")
     found = config.objective.advantage_function(method_for(config))(made_up_groups((4, 1, 3), with_critic=False))
@@ -137,3 +138,9 @@ def test_every_advantage_of_ours_can_stand_in_a_config(name: str) -> None:
 def test_every_correction_of_ours_can_stand_in_a_config(name: str) -> None:
     (correction,) = job(f"objective.corrections=[{name}]").objective.correction_functions()
     assert correction(made_up_tokens()).weights.isfinite().all()
+
+
+def test_an_empty_estimator_is_the_one_that_has_the_kls_gradient_where_it_stands() -> None:
+    assert KL(coef=0.1).estimator_used == "k3"
+    assert KL(coef=0.1, placement="reward").estimator_used == "k1"
+    assert KL(coef=0.1, estimator="k2").estimator_used == "k2"

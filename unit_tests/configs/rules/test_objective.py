@@ -46,12 +46,28 @@ ENGINE = "objective.old_logprobs=engine"
             "objective.kl.estimator: k1 in the loss holds nothing back: its gradient is 0 in expectation",
         ),
         (
+            [method("rloo"), "objective.kl={coef: 0.1, placement: reward, estimator: k3}"],
+            "objective.kl.estimator: k3 in the reward does not pull towards the reference",
+        ),
+        (
+            [method("rloo"), "objective.kl={coef: 0.1, placement: reward, estimator: k2}"],
+            "objective.kl.estimator: k2 in the reward does not pull towards the reference",
+        ),
+        (
+            ["objective.kl={coef: 0.1, placement: reward}"],
+            "objective.kl.placement: reward has no strength under 'grpo', which divides by the spread of the group",
+        ),
+        (
+            [method("rloo"), "objective.advantage=group_zscore", "objective.kl={coef: 0.1, placement: reward}"],
+            "objective.kl.placement: reward has no strength under the advantage 'group_zscore'",
+        ),
+        (
             ["objective.corrections=[veto, {function: token_mask, params: {low: 5.0, high: 0.5}}]"],
             "objective.corrections.1: token_mask leaves out even tokens on which trainer and engine agree",
         ),
         (["objective.rejected_tokens=leave"], "objective.rejected_tokens: there is no correction"),
         ([method("ppo"), "objective.advantage=rloo"], "objective.advantage: 'ppo' has a critic"),
-        (["objective.advantage=gae"], "objective.advantage: gae: advantage 'gae' needs a critic's values"),
+        (["objective.advantage=gae"], "objective.advantage.function: advantage 'gae': there is no advantage of that name"),
         ([method("decoupled_ppo"), ENGINE], "objective.old_logprobs: 'decoupled_ppo' weighs by pi_old / mu, which is 1"),
         (["critic.kind=shared"], "critic: 'grpo' has no critic; remove this block"),
         (
@@ -89,7 +105,10 @@ def test_refused(overrides: list[str], expected: str) -> None:
         [method("decoupled_ppo")],
         ["objective.corrections=[token_mask, geometric_mask, veto]", "objective.rejected_tokens=leave"],
         ["objective.kl={coef: 0.1, estimator: k2}"],
-        ["objective.kl={coef: 0.1, estimator: k1, placement: reward}"],
+        [method("rloo"), "objective.kl={coef: 0.1, placement: reward}"],
+        [method("reinforce_plus_plus"), "objective.kl={coef: 0.1, estimator: k1, placement: reward}"],
+        [method("dr_grpo"), "objective.kl={coef: 0.1, placement: reward}"],
+        [method("aipo"), "train.updates_per_step=2"],
         [method("ppo"), "objective.kl={coef: 0.1, estimator: k1, placement: reward}"],
         [method("ppo"), "rollout.responses_per_prompt=1", "rollout.prompts_per_step=128"],
         [method("ppo"), "critic={kind: separate, learning_rate: 1e-5, warmup_steps: 49}"],
@@ -116,6 +135,11 @@ def test_what_makes_sense_loads_without_a_warning(overrides: list[str]) -> None:
             "rollout.max_refill_rounds: 0 asks for no further prompts",
         ),
         ([ENGINE], "objective.old_logprobs: with one update per step the ratio"),
+        (
+            [method("rloo"), "train.updates_per_step=2"],
+            "train.updates_per_step: the loss of 'rloo' has no ratio, so every update after a step's first",
+        ),
+        ([method("reinforce"), "train.updates_per_step=2", TIS], "train.updates_per_step: the loss of 'reinforce'"),
         ([TIS, "objective.rejected_tokens=leave"], "objective.rejected_tokens: leave has no effect"),
     ],
 )

@@ -191,7 +191,7 @@ def test_what_is_frozen_before_the_first_update_follows_from_the_objective():
     assert names({}, updates=2) == {"old_logprobs"}
     assert names({"old_logprobs": "engine"}, updates=2) == set()
     assert names({"kl": {"coef": 0.1}}) == {"ref_logprobs"}
-    assert names({"kl": {"coef": 0.1, "placement": "reward"}}) == {"ref_logprobs", "old_logprobs"}
+    assert names({"advantage": "rloo", "kl": {"coef": 0.1, "placement": "reward"}}) == {"ref_logprobs", "old_logprobs"}
     assert names({"corrections": ["token_truncate"]}) == set()
     assert names({}, method=SFT(SFT.Params()), updates=2) == set(), "a loss without a ratio needs no pi_old"
 
