@@ -35,6 +35,12 @@ class KL(Block):
         "loss",
         description="loss: a term of every token's loss. reward: subtracted from the reward before the advantage.",
     )
+    importance: bool | None = Field(
+        None,
+        description="Weigh a KL in the loss by pi / mu, which gives it the gradient of KL(pi || pi_ref) on tokens that another "
+        "policy sampled (arXiv 2512.02556). Empty: where tokens may be older than the policy (overlap, a replay buffer, "
+        "several updates per step).",
+    )
 
     @property
     def in_reward(self) -> bool:

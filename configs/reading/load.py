@@ -22,7 +22,7 @@ from configs.reading import yaml_text
 from configs.reading.files import EXTENDS, read_job
 from configs.reading.messages import problems
 from configs.rules.every_job import problems_of
-from configs.rules.schedule import with_correction
+from configs.rules.schedule import completed
 
 if TYPE_CHECKING:
     from algs.method import PolicyMethod
@@ -89,8 +89,8 @@ def checked(config: Config) -> Config:
 
 def _ruled(config: Config) -> tuple[Config, Problems]:
     """Return the configuration with what the schedule adds to it, and what the rules on several keys refuse."""
-    completed: Any = with_correction(config) if isinstance(config, RLConfig) else config
-    return completed, [(_location(key), f"{key}: {text}") for key, text in problems_of(completed)]
+    whole: Any = completed(config) if isinstance(config, RLConfig) else config
+    return whole, [(_location(key), f"{key}: {text}") for key, text in problems_of(whole)]
 
 
 def _location(key: str) -> yaml_text.Location:

@@ -48,7 +48,7 @@ def objective_warnings(config: RLConfig) -> Iterator[str]:
     from algs.introspection.method_facts import reads, rejects
 
     objective, default = config.objective, KL()
-    for key in ("estimator", "placement"):
+    for key in ("estimator", "placement", "importance"):
         if objective.kl.coef == 0 and getattr(objective.kl, key) != getattr(default, key):
             yield f"objective.kl.{key}: has no effect while objective.kl.coef is 0"
     if objective.rejected_tokens == "leave" and not any(map(rejects, objective.correction_functions())):
@@ -182,6 +182,12 @@ def _kl(config: RLConfig, method: PolicyMethod) -> Iterator[Problem]:
         )
     if not penalty.in_reward:
         return
+    if penalty.importance:
+        yield (
+            "objective.kl.importance",
+            "belongs to a KL in the loss; one in the reward is weighed as the reward is. Remove this key, or use "
+            "objective.kl.placement loss",
+        )
     if penalty.estimator_used != "k1":
         yield (
             "objective.kl.estimator",

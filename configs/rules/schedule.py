@@ -12,8 +12,18 @@ from configs.rules.problem import Problem
 ONLY_IN_OVERLAP = ("max_staleness", "in_flight", "over_issue", "pause_while_training")
 
 
-def with_correction(config: RLConfig) -> RLConfig:
-    """Return the configuration, with truncated importance weights where tokens may be older than the policy they train.
+def completed(config: RLConfig) -> RLConfig:
+    """Return the configuration with what is added where tokens may be older than the policy that they train."""
+    config = _with_correction(config)
+    objective, kl = config.objective, config.objective.kl
+    if kl.in_loss and kl.importance is None and (config.schedule.oldest > 0 or config.train.updates_per_step > 1):
+        weighed = objective.model_copy(update={"kl": kl.model_copy(update={"importance": True})})
+        return config.model_copy(update={"objective": weighed})
+    return config
+
+
+def _with_correction(config: RLConfig) -> RLConfig:
+    """Return the configuration, with truncated importance weights where tokens may be that old.
 
     These are left unchanged: a list of corrections that the user wrote (an empty one too), a method that weighs by mu
     itself, and the engine's log-probabilities as pi_old.

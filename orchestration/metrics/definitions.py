@@ -154,7 +154,8 @@ METRICS: dict[str, Metric] = {
     ),
     "objective/kl_ref_nats": Metric(
         "nats",
-        "KL divergence from the reference policy, estimated by objective.kl.estimator, mean over trained tokens.",
+        "KL divergence from the reference policy, estimated by objective.kl.estimator (weighted by pi / mu with "
+        "objective.kl.importance), mean over trained tokens.",
         "KL divergence",
     ),
     "objective/correction_weight": Metric(

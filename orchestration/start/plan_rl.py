@@ -60,7 +60,10 @@ def objective_rows(config: RLConfig) -> Iterable[Row]:
     yield "advantage", function_text(o.advantage) if o.advantage else f"{config.algorithm.name}'s own"
     yield "aggregation", o.aggregation_mode(method)
     if o.kl.coef > 0:
-        yield "KL", f"{o.kl.coef:g} x {o.kl.estimator_used} to the starting policy, in the {o.kl.placement}"
+        yield (
+            "KL",
+            f"{o.kl.coef:g} x {o.kl.estimator_used} to the starting policy, in the {o.kl.placement}{', x pi / mu' if o.kl.importance else ''}",
+        )
     if o.entropy_coef > 0:
         yield "entropy", f"bonus of {o.entropy_coef:g} per nat"
     if o.corrections:

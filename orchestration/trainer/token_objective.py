@@ -38,7 +38,11 @@ class TokenObjective:
             metrics |= {"objective/correction_weight": weights, "objective/rejected_share": (~keep).float()}
         penalty = self.objective.kl
         if penalty.in_loss:
-            divergence = kl.estimate(penalty.estimator_used, t.logprobs, present(t.ref_logprobs))
+            name, ref = penalty.estimator_used, present(t.ref_logprobs)
+            if penalty.importance:
+                divergence = kl.weighted(name, t.logprobs, t.behavior_logprobs, ref)
+            else:
+                divergence = kl.estimate(name, t.logprobs, ref)
             loss = loss + penalty.coef * divergence
             metrics["objective/kl_ref_nats"] = divergence
         if self.objective.entropy_coef > 0:

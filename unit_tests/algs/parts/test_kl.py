@@ -64,6 +64,63 @@ def test_gradients_as_a_loss():
     np.testing.assert_allclose(on_policy("k3")[1], divergence(forward=True)[1], rtol=1e-9)
 
 
+@pytest.mark.parametrize("name", ["k2", "k3"])
+def test_off_policy_the_ratio_to_the_sampling_policy_makes_the_gradient_exact(name):
+    """Over tokens of mu: weighted by pi / mu the gradient is that of KL(pi || ref), and k3's value the KL's; plain k2
+    and k3, or a ratio to a third policy pi_old, are far from it."""
+    mu = torch.log_softmax(torch.tensor(PI[::-1].copy()), 0)
+    old = torch.log_softmax(torch.tensor(0.5 * PI), 0)
+
+    def over_tokens_of_mu(terms):
+        logits, log_ref = torch.tensor(PI, requires_grad=True), torch.tensor(REF)
+        value = (mu.exp() * terms(torch.log_softmax(logits, 0), log_ref)).sum()
+        return value.item(), torch.autograd.grad(value, logits)[0].numpy()
+
+    true_value, true = divergence(forward=False)
+    value, gradient = over_tokens_of_mu(lambda pi, ref: kl.weighted(name, pi, mu, ref))
+    np.testing.assert_allclose(gradient, true, rtol=1e-9, atol=1e-12)
+    assert (value == pytest.approx(true_value)) == (name == "k3")
+    for wrong in (
+        lambda pi, ref: kl.estimate(name, pi, ref),
+        lambda pi, ref: kl.weighted(name, pi, old, ref),
+    ):
+        assert np.linalg.norm(over_tokens_of_mu(wrong)[1] - true) > 0.2 * np.linalg.norm(true)
+
+
+def test_the_weighted_terms_are_their_definitions_in_value_and_slope():
+    """sg(pi/mu) k2 and (pi/mu) k3 with the ratio's own gradient; in float32 also where ref / pi is e^25."""
+    random = torch.Generator().manual_seed(0)
+    pi, mu, ref = -5 * torch.rand(3, 50, generator=random, dtype=torch.float64)
+    for name, ratio_of in (("k2", lambda x: torch.exp(x - mu).detach()), ("k3", lambda x: torch.exp(x - mu))):
+        x = pi.clone().requires_grad_()
+        expected = ratio_of(x) * kl.estimate(name, x, ref)
+        found = kl.weighted(name, x, mu, ref)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(torch.autograd.grad(found.sum(), x)[0], torch.autograd.grad(expected.sum(), x)[0])
+    far = torch.tensor([-26.0], requires_grad=True)
+    (slope,) = torch.autograd.grad(kl.weighted("k3", far, torch.tensor([-26.0]), torch.tensor([-1.0])).sum(), far)
+    assert slope.item() == pytest.approx(-25)
+
+
+def test_k2_in_the_loss_leaves_out_what_a_token_does_to_later_kl():
+    """Responses of two tokens: k1 in the reward has the gradient of the KL of whole responses, k2 in the loss has not."""
+    ref = torch.log_softmax(torch.tensor([[0.5, -0.5], [1.0, 0.0], [-1.0, 2.0]], dtype=torch.float64), 1)
+    logits = torch.tensor([[0.0, 1.0], [0.3, -0.8], [0.9, 0.1]], dtype=torch.float64, requires_grad=True)
+    log_pi = torch.log_softmax(logits, 1)  # [first token, or after token 0, or after token 1][token]
+    whole = in_loss = in_reward = torch.zeros(())
+    for first in (0, 1):
+        for second in (0, 1):
+            pi = torch.stack([log_pi[0, first], log_pi[1 + first, second]])
+            at_ref = torch.stack([ref[0, first], ref[1 + first, second]])
+            probability = pi.sum().exp()
+            whole = whole + probability * (pi - at_ref).sum()
+            in_loss = in_loss + probability.detach() * kl.estimate("k2", pi, at_ref).sum()
+            in_reward = in_reward + probability.detach() * kl.estimate("k1", pi, at_ref).sum().detach() * pi.sum()
+    true, loss, reward = (torch.autograd.grad(x, logits, retain_graph=True)[0] for x in (whole, in_loss, in_reward))
+    torch.testing.assert_close(reward, true)
+    assert (loss - true).norm() > 0.1 * true.norm()
+
+
 def test_in_the_reward_only_k1_has_the_gradient_of_the_divergence():
     """The policy gradient of a reward of -k: k1's is that of -KL(pi || ref); k2 and k3 point elsewhere."""
 

@@ -54,6 +54,10 @@ ENGINE = "objective.old_logprobs=engine"
             "objective.kl.estimator: k2 in the reward does not pull towards the reference",
         ),
         (
+            [method("rloo"), "objective.kl={coef: 0.1, placement: reward, importance: true}"],
+            "objective.kl.importance: belongs to a KL in the loss",
+        ),
+        (
             ["objective.kl={coef: 0.1, placement: reward}"],
             "objective.kl.placement: reward has no strength under 'grpo', which divides by the spread of the group",
         ),
@@ -129,6 +133,7 @@ def test_what_makes_sense_loads_without_a_warning(overrides: list[str]) -> None:
     ("overrides", "expected"),
     [
         (["objective.kl.estimator=k2"], "objective.kl.estimator: has no effect while objective.kl.coef is 0"),
+        (["objective.kl.importance=true"], "objective.kl.importance: has no effect while objective.kl.coef is 0"),
         (["objective.kl.placement=reward"], "objective.kl.placement: has no effect while objective.kl.coef is 0"),
         (
             ["rollout.filters=[{function: zero_variance, refill: true}]", "rollout.max_refill_rounds=0"],

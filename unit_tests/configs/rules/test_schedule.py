@@ -35,6 +35,26 @@ def test_a_method_that_weighs_by_mu_itself_gets_no_second_weight(method: str) ->
     assert corrections(config("schedule.mode=overlap", method=method)) == []
 
 
+@pytest.mark.parametrize(
+    ("settings", "weighed"),
+    [
+        ([], None),
+        (["schedule.mode=overlap"], True),
+        (["schedule.replay_buffer_versions=1", "schedule.replay_buffer_share=0.25"], True),
+        (["train.updates_per_step=2"], True),
+        (["train.updates_per_step=2", "objective.kl.importance=false"], False),
+    ],
+)
+def test_a_kl_in_the_loss_is_weighed_where_another_policy_sampled(settings: list[str], weighed: bool | None) -> None:
+    assert config("objective.kl.coef=0.1", *settings).objective.kl.importance is weighed
+
+
+def test_no_other_kl_is_weighed() -> None:
+    assert config("schedule.mode=overlap").objective.kl.importance is None
+    in_reward = config("schedule.mode=overlap", "objective.kl={coef: 0.1, placement: reward}", method="rloo")
+    assert in_reward.objective.kl.importance is None
+
+
 def test_the_configuration_that_was_read_is_not_changed_but_copied() -> None:
     """What says which keys are set has to know of the correction too."""
     read = config().model_copy(update={"schedule": Schedule(mode="overlap")})
