@@ -1,4 +1,4 @@
-"""Advantages on whole groups of an update: one per response, [S].
+"""Advantages on the whole groups of a step: one per response, [S].
 
 Groups may differ in size. All is computed in float64, in which the mean of equal rewards is exact, so that equal
 rewards give an advantage of exactly 0.

@@ -14,7 +14,7 @@ class KTO(PolicyMethod):
     """Kahneman-Tversky optimization (Ethayarajh et al. 2024, arXiv 2402.01306, equations 7 and 8).
 
         reward(y) = beta log[pi(y|x) / pi_ref(y|x)], the log-probabilities summed over the response
-        z0 = sg[max(0, mean of reward over all responses of the optimizer step)]
+        z0 = sg[max(0, mean of reward over all responses of the update)]
         loss = desirable_weight (1 - sigma(reward - z0)) for a desirable response
         loss = undesirable_weight (1 - sigma(z0 - reward)) for an undesirable one
 
@@ -23,7 +23,7 @@ class KTO(PolicyMethod):
     hardly count. With unequal numbers of the two kinds choose the weights so that desirable_weight times the number of
     desirable responses is 1 to 4/3 times the same product of the undesirable.
     Differs from the paper by: the reference point. The paper estimates beta KL(pi || pi_ref) as the mean over responses
-    paired with another row's prompt, which costs a second set of forward passes; here the mean is over the step's own
+    paired with another row's prompt, which costs a second set of forward passes; here the mean is over the update's own
     responses, exact over micro-batches and ranks. It is a baseline rather than an estimate of that KL, and rises sooner
     when most responses are desirable.
     Relatives: DPO (pairs, no reference point), SFT (desirable responses alone, no reference model).

@@ -16,7 +16,7 @@ class P3O(PolicyMethod):
     """Policy-on policy-off policy optimization (Fakoor et al. 2026, arXiv 2605.12380; before: 2019, 1905.01756).
 
         rho = pi / mu                                       A = (R - mean_g) / (std_g + 1e-6)
-        ESS = (sum rho)^2 / (N sum rho^2), over all N action tokens of the optimizer step
+        ESS = (sum rho)^2 / (N sum rho^2), over all N action tokens of the update
         loss = -sg[min(rho, ESS)] A log pi + (1 - ESS) KL
         KL = rho log rho - rho + 1 (reverse, KL(pi || mu)) or rho - 1 - log rho (forward, KL(mu || pi))
 

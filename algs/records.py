@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Groups:
-    """The input of an advantage: the S scored trajectories of P prompts in a whole update, before sharding and packing.
+    """The input of an advantage: the S scored trajectories of P prompts in a whole step, before it is divided.
 
     With a critic, the record also holds numbers for the N action tokens, trajectory after trajectory, in order.
     """

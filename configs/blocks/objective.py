@@ -66,7 +66,7 @@ class Objective(Block):
     )
     aggregation: Literal["token_mean", "sequence_mean", "prompt_mean", "fixed_length"] | None = Field(
         None,
-        description="How token losses become one number; denominators are global over the optimizer step. Empty: as in "
+        description="How token losses become one number; denominators are global over the update. Empty: as in "
         "the method's paper.",
     )
     old_logprobs: Literal["trainer", "engine"] = Field(

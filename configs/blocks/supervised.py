@@ -19,7 +19,7 @@ class SLObjective(Block):
 
     aggregation: Literal["token_mean", "sequence_mean", "prompt_mean"] | None = Field(
         None,
-        description="How token losses become one number; denominators are global over the optimizer step. Empty: the method's "
+        description="How token losses become one number; denominators are global over the update. Empty: the method's "
         "own: token_mean for SFT, the mean over pairs for preference methods.",
     )
     reference: Literal["precomputed", "model"] = Field(

@@ -45,7 +45,16 @@ class Train(Optimization):
 
     steps: int = Field(100, ge=1, description="Steps: generate, train, sync.")
     updates_per_step: int = Field(
-        1, ge=1, description="Optimizer steps per step; the step's prompts are split evenly among them."
+        1,
+        ge=1,
+        description="Optimizer steps per step, or per pass if there are several; the step's prompts are split evenly "
+        "among them.",
+    )
+    passes_per_batch: int = Field(
+        1,
+        ge=1,
+        description="How often a step goes over its responses (PPO's epochs, GRPO's mu), each time in updates_per_step "
+        "optimizer steps. pi_old and the advantages stay those of the step's start.",
     )
     drop_zero_variance_groups: bool = Field(
         True,
@@ -58,6 +67,11 @@ class Train(Optimization):
         ge=0,
         description="CPU threads of a trainer rank; 0: the trainer's cores (placement.trainer_cores) divided by ranks.",
     )
+
+    @property
+    def updates_in_step(self) -> int:
+        """Return the number of optimizer steps in a step, over all passes."""
+        return self.updates_per_step * self.passes_per_batch
 
 
 class SLTrain(Optimization):

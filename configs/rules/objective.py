@@ -54,7 +54,7 @@ def objective_warnings(config: RLConfig) -> Iterator[str]:
     if objective.rejected_tokens == "leave" and not any(map(rejects, objective.correction_functions())):
         yield "objective.rejected_tokens: leave has no effect, since no correction here leaves tokens out"
     read = reads(config.algorithm.make_method())
-    if objective.old_logprobs == "engine" and config.train.updates_per_step == 1 and "old_logprobs" in read:
+    if objective.old_logprobs == "engine" and config.train.updates_in_step == 1 and "old_logprobs" in read:
         yield (
             "objective.old_logprobs: with one update per step the ratio to the trainer's own log-probabilities is 1; "
             "to the engine's it is the gap between engine and trainer, which the method then clips or weighs"

@@ -76,12 +76,12 @@ def _schedule(config: RLConfig) -> Iterator[Problem]:
             "train.min_learning_rate",
             f"{train.min_learning_rate:g} is above train.learning_rate {train.learning_rate:g}; use at most that",
         )
-    total = train.steps * train.updates_per_step
+    total = train.steps * train.updates_in_step
     if train.warmup_steps >= total:
         yield (
             "train.warmup_steps",
             f"{train.warmup_steps} must be below the run's {total} optimizer steps (train.steps x "
-            "train.updates_per_step), or the peak learning rate is never reached",
+            "train.updates_per_step x train.passes_per_batch), or the peak learning rate is never reached",
         )
 
 

@@ -120,7 +120,9 @@ METRICS: dict[str, Metric] = {
         "Tokens that went through forward and backward in the step, prompts included, all ranks together.",
         "Tokens per step",
     ),
-    "train/action_tokens": Metric("tokens", "Tokens with a loss in the step, all ranks together.", "Tokens per step"),
+    "train/action_tokens": Metric(
+        "tokens", "Tokens with a loss in the step, once for each pass, all ranks together.", "Tokens per step"
+    ),
     "train/tokens_per_second": Metric("tokens/s", "train/tokens divided by time/train_seconds.", "Tokens per second"),
     "train/micro_batches": Metric("micro-batches", "Micro-batches of the step on the busiest rank.", "Micro-batches"),
     "train/trajectories": Metric(
@@ -218,7 +220,7 @@ METRICS: dict[str, Metric] = {
     "critic/loss": Metric("", "The critic's loss, aggregated like the policy's.", "Critic loss"),
     "critic/explained_variance": Metric(
         "share",
-        "1 - Var(return - value) / Var(return) over the action tokens of an update, with the values at its start. At 1 "
+        "1 - Var(return - value) / Var(return) over the action tokens of the step, with the values at its start. At 1 "
         "the critic knows the return, at 0 it is as good as a constant, below 0 it is worse.",
         "Explained variance",
     ),

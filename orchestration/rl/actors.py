@@ -97,7 +97,7 @@ def trainer_settings(config: RLConfig, run: RunDirectory) -> TrainerSettings:
         train=config.train,
         temperature=config.rollout.temperature,
         seed=config.run.seed,
-        total_updates=config.train.steps * config.train.updates_per_step,
+        total_updates=config.train.steps * config.train.updates_in_step,
         objective=config.objective,
         critic=config.critic,
         lora=config.lora,

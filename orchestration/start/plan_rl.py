@@ -72,7 +72,7 @@ def objective_rows(config: RLConfig) -> Iterable[Row]:
         yield "critic", f"{config.critic.kind}, {config.critic.warmup_steps} warm-up steps"
     for index, chosen in enumerate(config.rollout.filters):
         yield f"filter {index + 1}", function_text(chosen)
-    early = TokenObjective(method, o).recomputed_columns(config.train.updates_per_step)
+    early = TokenObjective(method, o).recomputed_columns(config.train.updates_in_step)
     if early:
         yield "forward first", f"{', '.join(early)}: passes of their own before a step's first update"
 
@@ -142,6 +142,7 @@ def _work_rows(config: RLConfig, prompts: PromptSets) -> Iterable[Row]:
     micro_batches = max(
         1, math.ceil(most_trained / train.updates_per_step / train.max_tokens_per_micro_batch / train.ranks)
     )
+    passes = f" in {train.passes_per_batch} passes over the batch" if train.passes_per_batch > 1 else ""
     asked = train.steps * rollout.prompts_per_step
     yield (
         "a step",
@@ -150,12 +151,12 @@ def _work_rows(config: RLConfig, prompts: PromptSets) -> Iterable[Row]:
     )
     yield (
         "training",
-        f"{train.updates_per_step} optimizer step(s) of {sequences // train.updates_per_step} sequences, at most "
+        f"{train.updates_in_step} optimizer step(s) of {sequences // train.updates_per_step} sequences{passes}, at most "
         f"{micro_batches} micro-batch(es) of {train.max_tokens_per_micro_batch:,} tokens per rank",
     )
     yield (
         "steps",
-        f"{train.steps} steps = {train.steps * train.updates_per_step} optimizer steps, {asked} prompts asked = "
+        f"{train.steps} steps = {train.steps * train.updates_in_step} optimizer steps, {asked} prompts asked = "
         f"{asked / len(prompts.train):.1f} epochs",
     )
     yield "schedule", schedule_text(config)

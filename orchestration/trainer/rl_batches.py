@@ -33,20 +33,27 @@ def prepare_updates(
 ) -> tuple[list[list[list[MicroBatch]]], Tally]:
     """Return the micro-batches of each update and rank, [update][rank][micro-batch], and what was left out.
 
-    Groups are divided among the step's updates in order. An update in which nothing would have a gradient is left out.
-    `recompute` lets the trainers compute the numbers that must be known before the step's first update.
+    Advantages are of the whole step, whatever its number of updates; a loss weight has the denominators of its update.
+    Groups are divided among the updates of a pass in order; from the second pass on, in an order drawn anew. An update
+    in which nothing would have a gradient is left out. `recompute` lets the trainers compute the numbers that must be
+    known before the step's first update.
     """
-    updates, tally = [], Tally()
-    groups = [g for g in groups if g.trained]  # what filters left out whole must not make the shares uneven
-    names = objective.recomputed_columns(config.train.updates_per_step)
-    share = max(1, -(-len(groups) // config.train.updates_per_step))
-    shares = [counted(groups[start : start + share]) for start in range(0, len(groups), share)]
-    shares = [share for share in shares if share]
-    for members, recomputed in zip(shares, _recomputed(shares, names, recompute), strict=True):
-        packed = _pack(members, recomputed, objective, config, version, tally)
-        if packed is not None:
-            updates.append(packed)
-    tally.total("train/empty_updates", config.train.updates_per_step - len(updates))
+    train, tally = config.train, Tally()
+    updates: list[list[list[MicroBatch]]] = []
+    members = counted([g for g in groups if g.trained])  # what filters left out whole must not make the shares uneven
+    if members:
+        step = _Step(members, objective, config, version, recompute, tally)
+        order, share = np.arange(len(members)), -(-len(members) // train.updates_per_step)
+        for number in range(train.passes_per_batch):
+            if number and train.updates_per_step == 1:
+                updates += updates[:1]  # of one update a pass, each is the same
+                continue
+            if number:
+                order = np.random.default_rng([config.run.seed, version, number]).permutation(len(members))
+            shares = [order[start : start + share] for start in range(0, len(order), share)]
+            packed = [step.packed(own, tally if number == 0 else Tally()) for own in shares]  # a pass counts it all
+            updates += [update for update in packed if update is not None]
+    tally.total("train/empty_updates", train.updates_in_step - len(updates))
     return updates, tally
 
 
@@ -57,66 +64,55 @@ def counted(groups: list[Group]) -> list[list[Trajectory]]:
     return [own for own in members if own]
 
 
-def _recomputed(shares: list[list[list[Trajectory]]], names: Sequence[str], recompute: Recompute) -> list[TokenColumns]:
-    """Return the recomputed columns of each update. One call for all updates: everything is computed with the weights
-    at the start of the step."""
-    if not names or not shares:
-        return [{} for _ in shares]
-    flat = [[t for own in members for t in own] for members in shares]
-    columns = recompute([t for trajectories in flat for t in trajectories], names)
-    ends = np.cumsum([len(trajectories) for trajectories in flat]).tolist()
-    spans = list(zip([0, *ends[:-1]], ends, strict=True))
-    return [
-        {name: np.concatenate(values[start:end]).astype(np.float32) for name, values in columns.items()}
-        for start, end in spans
-    ]
+class _Step:
+    """All that a step's updates are made of: its responses, and per-token columns with advantages among them."""
 
+    def __init__(
+        self, members: list[list[Trajectory]], objective: TokenObjective, config: RLConfig, version: int,
+        recompute: Recompute, tally: Tally,
+    ) -> None:  # fmt: skip
+        """Compute what is the same for every update. members: the trajectories of each group."""
+        self.objective, self.config = objective, config
+        self.responses = responses = Responses([t for own in members for t in own])
+        names = objective.recomputed_columns(config.train.updates_in_step)
+        found = recompute(list(responses.trajectories), names) if names else {}
+        recomputed = {name: np.concatenate(values).astype(np.float32) for name, values in found.items()}
+        final_values = recomputed.pop("final_values", None)
+        self.columns = columns = {**responses.columns(version), **recomputed}
+        sizes = torch.tensor([len(own) for own in members])
+        groups = groups_of(responses, sizes, columns, final_values, config.objective.kl)
+        columns["advantages"] = advantages_of(groups, columns["behavior_logprobs"], objective.method, config)
+        note_advantages(responses, columns["advantages"])
+        if objective.has_values:
+            returns = objective.method.returns(groups)
+            columns["returns"] = returns.numpy()
+            _tally_critic(groups, returns, tally)
+        lengths = torch.where(torch.tensor([t.dropped_by is None for t in responses.trajectories]), groups.lengths, 0)
+        if config.objective.rejected_tokens == "leave":
+            lengths = torch.minimum(lengths, _kept_tokens(columns, groups, objective))
+        self.group, self.lengths = groups.group, lengths  # [S] each; the tokens that count in a denominator
+        self.has_gradient = np.ones(len(lengths), np.bool_)  # [S]
+        if drops_zero_advantage(objective, config.train):
+            starts = np.cumsum(responses.counts) - responses.counts
+            self.has_gradient = np.logical_or.reduceat(columns["advantages"] != 0, starts)
 
-def _pack(
-    members: list[list[Trajectory]],
-    recomputed: TokenColumns,
-    objective: TokenObjective,
-    config: RLConfig,
-    version: int,
-    tally: Tally,
-) -> list[list[MicroBatch]] | None:
-    """Return the micro-batches of each rank of one update, or None when nothing in it has a gradient.
-
-    members: the trajectories of each group. recomputed: see `recomputed_columns`.
-    """
-    train, method = config.train, objective.method
-    responses = Responses([t for own in members for t in own])
-    columns = {**responses.columns(version), **recomputed}
-    final_values = columns.pop("final_values", None)
-    sizes = torch.tensor([len(own) for own in members])
-    groups = groups_of(responses, sizes, columns, final_values, config.objective.kl)
-    columns["advantages"] = advantages_of(groups, columns["behavior_logprobs"], method, config)
-    note_advantages(responses, columns["advantages"])
-    if objective.has_values:
-        returns = method.returns(groups)
-        columns["returns"] = returns.numpy()
-        _tally_critic(groups, returns, tally)
-    lengths = torch.where(torch.tensor([t.dropped_by is None for t in responses.trajectories]), groups.lengths, 0)
-    if config.objective.rejected_tokens == "leave":
-        lengths = torch.minimum(lengths, _kept_tokens(columns, groups, objective))
-    aggregation = config.objective.aggregation_mode(method)
-    weights = token_weights(aggregation, lengths, groups.group, config.rollout.max_new_tokens).numpy()
-    if drops_zero_advantage(objective, train):
-        weights *= np.logical_or.reduceat(columns["advantages"] != 0, np.cumsum(responses.counts) - responses.counts)
-    is_packed = weights != 0
-    tally.total("train/trajectories", int(is_packed.sum()))
-    if not is_packed.any():
-        return None
-    _tally_ages(
-        columns["staleness"][np.repeat(is_packed, responses.counts)],
-        responses.counts[is_packed],
-        config.schedule,
-        tally,
-    )
-    return pack(
-        responses, groups.group.numpy(), weights, columns, train.max_tokens_per_micro_batch, train.ranks,
-        train.share_prompts,
-    )  # fmt: skip
+    def packed(self, share: NDArray[np.integer], tally: Tally) -> list[list[MicroBatch]] | None:
+        """Return the micro-batches of each rank of the update on these groups, or None if nothing has a gradient."""
+        config, counts = self.config, self.responses.counts
+        lengths = torch.where(torch.isin(self.group, torch.from_numpy(share)), self.lengths, 0)
+        aggregation = config.objective.aggregation_mode(self.objective.method)
+        weights = token_weights(aggregation, lengths, self.group, config.rollout.max_new_tokens).numpy()
+        weights *= self.has_gradient
+        is_packed = weights != 0
+        tally.total("train/trajectories", int(is_packed.sum()))
+        if not is_packed.any():
+            return None
+        staleness = self.columns["staleness"][np.repeat(is_packed, counts)]
+        _tally_ages(staleness, counts[is_packed], config.schedule, tally)
+        return pack(
+            self.responses, self.group.numpy(), weights, self.columns, config.train.max_tokens_per_micro_batch,
+            config.train.ranks, config.train.share_prompts,
+        )  # fmt: skip
 
 
 def groups_of(
@@ -205,7 +201,7 @@ def _kept_tokens(columns: TokenColumns, groups: Groups, objective: TokenObjectiv
 
 
 def _tally_critic(groups: Groups, returns: Tensor, tally: Tally) -> None:
-    """Count how much of the returns' variance the values explain, exactly over the update."""
+    """Count how much of the returns' variance the values explain, exactly over the step."""
     assert groups.values is not None
     residual, target = (returns - groups.values).double(), returns.double()
     tally.add("critic/value_mean", float(groups.values.double().sum()), len(returns))

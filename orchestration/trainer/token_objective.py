@@ -66,14 +66,14 @@ class TokenObjective:
             weights, keep = weights * answer.weights.detach(), keep & answer.keep
         return weights, keep
 
-    def recomputed_columns(self, updates_per_step: int) -> tuple[str, ...]:
+    def recomputed_columns(self, updates: int) -> tuple[str, ...]:
         """Return the names of the numbers to be computed with the step's first weights, before its first update.
 
-        With one update per step the policy at its start is the policy itself: pi_old is then taken from the update's
+        With one update in a step the policy at its start is the policy itself: pi_old is then taken from the update's
         own forward pass, unless something needs it before."""
         o, names = self.objective, []
         needed_early = o.rejected_tokens == "leave" or o.kl.in_reward
-        if o.old_logprobs == "trainer" and (needed_early or (self._reads_old_logprobs and updates_per_step > 1)):
+        if o.old_logprobs == "trainer" and (needed_early or (self._reads_old_logprobs and updates > 1)):
             names.append("old_logprobs")
         names += sorted(self.method.needs() - {"values"} | ({"ref_logprobs"} if self.has_reference else set()))
         if self.has_values:

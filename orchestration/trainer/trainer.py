@@ -225,7 +225,7 @@ class Trainer:
         sums: dict[str, Tensor] = {}
         with torch.no_grad():
             for i, prepared in enumerate(batches):
-                self.activity.enter(f"step sums, micro-batch {i + 1} of {len(batches)}")
+                self.activity.enter(f"sums over the update, micro-batch {i + 1} of {len(batches)}")
                 tokens = self._policy_tokens(prepared, {})  # a dummy too: under ZeRO-3 its forward pass is a collective
                 if not prepared.is_dummy:
                     for name, values in self.method.update_sums(tokens).items():

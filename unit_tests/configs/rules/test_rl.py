@@ -68,6 +68,7 @@ def test_refused(overrides: list[str], expected: str) -> None:
         ["train.ranks=128"],
         ["train.steps=50", "train.warmup_steps=49"],
         ["train.steps=50", "train.warmup_steps=50", "train.updates_per_step=2"],
+        ["train.steps=50", "train.warmup_steps=149", "train.passes_per_batch=3"],
         ["train.min_learning_rate=3e-5", "train.schedule=cosine"],
         ["eval.samples_per_prompt=4", "eval.temperature=1.0"],
         ["train.deepspeed={zero_optimization: {reduce_bucket_size: 1000000}, bf16: {check_grad_overflow: true}}"],

@@ -57,6 +57,16 @@ def test_training() -> None:
     assert not Path("runs/grpo").exists() or "nothing was started" in text
 
 
+def test_passes_over_a_batch() -> None:
+    job = load(
+        "configs/grpo.yaml", RLConfig, ["train.steps=20", "train.updates_per_step=2", "train.passes_per_batch=3"]
+    )
+    text = described(RL, job, [])
+    assert "6 optimizer step(s) of 64 sequences in 3 passes over the batch, at most" in text
+    assert "20 steps = 120 optimizer steps, 320 prompts asked" in text
+    assert "old_logprobs: passes of their own before a step's first update" in text
+
+
 def test_evaluation() -> None:
     text = described(EVAL, load("configs/eval.yaml", EvalConfig), [])
     assert "20 of 20 prompts (heldout)" in text

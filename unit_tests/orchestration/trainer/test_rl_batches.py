@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from algs.grpo import GRPO
+from algs.ppo import PPO
 from algs.sft import SFT
 from configs.blocks.rl import RLConfig
 from configs.blocks.schedule import Schedule
@@ -120,6 +121,81 @@ def test_an_update_without_any_signal_is_left_out_and_counted():
     assert tally.means()["train/empty_updates"] == 1
     nothing, _ = updates_of([group(0, [None, None])], config(), 0, nothing_recomputed)
     assert nothing == []
+
+
+@pytest.mark.parametrize("advantage", ["lite_ppo", "scale_rl", "reinforce_plus_plus", "reinforce_plus_plus_baseline"])
+def test_a_step_is_normalised_as_a_whole_however_many_updates_it_has(advantage):
+    """Groups of spreads 0.1, 10, 0.5 and 3: with a mean or spread of each update's own, advantages would differ."""
+    pay = [[0.0, 0.1], [0.0, 10.0], [0.5, 1.0], [2.0, 5.0]]
+    by_updates = []
+    for updates_per_step in (1, 2, 4):
+        groups = [group(number, rewards) for number, rewards in enumerate(pay)]
+        left_out = group(4, [100.0, 0.0])  # a filter left it out whole: it is in no mean and no spread
+        for t in left_out.trajectories:
+            t.dropped_by = "a_filter"
+        made = config({"advantage": advantage}, updates_per_step=updates_per_step)
+        updates, tally = updates_of([*groups, left_out], made, 0, zeros_recomputed)
+        assert len(updates) == updates_per_step and tally.means()["train/trajectories"] == 8
+        by_updates.append([t.advantage for g in groups for t in g.trajectories])
+        assert all(sum(b.loss_weights.sum() for b in ranks[0]) == pytest.approx(1.0) for ranks in updates)
+        packed = [a for ranks in updates for batch in ranks[0] for a in batch.columns["advantages"][::3]]
+        assert sorted(packed) == pytest.approx(sorted(by_updates[0]))
+    assert by_updates[1] == by_updates[0] and by_updates[2] == by_updates[0]
+
+
+def test_ppo_whitens_over_the_step_and_judges_its_critic_over_it():
+    def prepared(updates_per_step):
+        groups = [group(number, [0.0, 1.0 + 3 * number]) for number in range(4)]
+        made, method = config(updates_per_step=updates_per_step), PPO(PPO.Params())
+        objective = TokenObjective(method, made.objective)
+        updates, tally = prepare_updates(groups, objective, made, 0, zeros_recomputed)
+        returns = np.concatenate([b.columns["returns"] for ranks in updates for b in ranks[0]])
+        return [t.advantage for g in groups for t in g.trajectories], sorted(returns), tally.means()
+
+    (one, returns, means), (four, as_returns, as_means) = prepared(1), prepared(4)
+    assert four == one and as_returns == returns
+    for name in ("critic/explained_variance", "critic/value_mean"):
+        assert as_means[name] == pytest.approx(means[name])
+
+
+def passes(updates_per_step, passes_per_batch, seed=0, version=3):
+    asked = []
+
+    def recomputed(trajectories, names):
+        asked.append(names)
+        return zeros_recomputed(trajectories, names)
+
+    made = config(updates_per_step=updates_per_step, passes_per_batch=passes_per_batch)
+    made = made.model_copy(update={"run": made.run.model_copy(update={"seed": seed})})
+    updates, tally = updates_of([group(number, [0.0, 1.0]) for number in range(8)], made, version, recomputed)
+    return updates, tally.means(), asked
+
+
+def test_passes_over_a_batch_begin_from_one_pi_old_and_one_advantage():
+    updates, means, asked = passes(updates_per_step=1, passes_per_batch=3)
+    assert asked == [("old_logprobs",)], "once, with the weights at the start of the step"
+    assert len(updates) == 3 and means["train/empty_updates"] == 0
+    assert updates[1] == updates[0] and updates[2] == updates[0]
+    assert means["train/trajectories"] == 16, "a response that is gone over three times is one response"
+
+
+def test_later_passes_divide_the_groups_anew_by_the_seed():
+    updates, means, _ = passes(updates_per_step=4, passes_per_batch=3)
+    parts = [trained(update) for update in updates]
+    assert len(parts) == 12 and means["train/trajectories"] == 16
+    for number in range(3):
+        own = parts[4 * number : 4 * number + 4]
+        assert sorted(i for part in own for i in part) == list(range(16)), "each response once in every pass"
+        assert all(len(part) == 4 and part[0] + 1 == part[1] and part[2] + 1 == part[3] for part in own), "whole groups"
+    assert (
+        parts[:4]
+        == [trained(update) for update in passes(4, 1)[0]]
+        == [list(range(4 * n, 4 * n + 4)) for n in range(4)]
+    )
+    assert parts[4:8] != parts[:4] != parts[8:] != parts[4:8]
+    assert parts == [trained(update) for update in passes(4, 3)[0]]
+    for other in (passes(4, 3, seed=1)[0], passes(4, 3, version=4)[0]):
+        assert parts != [trained(update) for update in other]
 
 
 def test_a_kl_penalty_in_the_reward_is_a_sum_over_the_response():

@@ -23,7 +23,7 @@ def test_each_micro_batch_is_told_also_where_a_method_first_sums_over_all_of_the
     rank_groups[1].run("unit_tests.orchestration.ranks.heartbeat_rank", tmp_path)
     numbered = [f"micro-batch {i + 1} of {count}" for i in range(count)]
     assert json.loads((tmp_path / "said_0.json").read_text()) == [
-        *(f"step sums, {one}" for one in numbered),
+        *(f"sums over the update, {one}" for one in numbered),
         *(f"forward and backward, {one}" for one in numbered),
         "optimizer step",
     ]
