@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -9,11 +10,47 @@ from typing import Any
 
 import deepspeed
 import torch
+from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
+from deepspeed.utils import safe_set_full_fp32_param, safe_set_local_fp32_param
 from torch import Tensor
 
 from configs.blocks.rl import Model
 from configs.blocks.training import Optimization
 from orchestration.trainer.settings import TrainerSettings
+
+
+def engine_around(model: torch.nn.Module, settings: TrainerSettings) -> Any:
+    """Return DeepSpeed's engine around a float32 model. In bfloat16 the optimizer's own weights are the model's, not
+    rounded, and its moments begin with the first update."""
+    train = settings.train
+    optimizer = torch.optim.AdamW(
+        parameter_groups(model, train), lr=train.learning_rate, betas=train.betas, eps=train.eps, fused=True
+    )
+    # DeepSpeed makes the optimizer's weights of rounded ones. What rounding takes away is kept until then.
+    kept = {
+        parameter: parameter.data
+        for parameter in model.parameters()
+        if settings.model.dtype == "bfloat16" and parameter.requires_grad
+        if not torch.equal(parameter.data.bfloat16().float(), parameter.data)
+    }
+    config = deepspeed_config(settings.model, train, torch.distributed.get_world_size())
+    ds_engine = deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+    if isinstance(ds_engine.optimizer, FP16_UnfusedOptimizer):  # ZeRO 0, which begins with a step without gradients
+        low = itertools.chain.from_iterable(ds_engine.optimizer.fp16_groups)
+        for parameter, own in zip(low, itertools.chain.from_iterable(ds_engine.optimizer.fp32_groups), strict=True):
+            own.data.copy_(kept.get(parameter, parameter.data))
+        ds_engine.optimizer.optimizer.state.clear()
+        return ds_engine
+    for parameter, data in kept.items():
+        if train.zero_stage == 3:
+            size = parameter.ds_tensor.numel()
+            padded = torch.nn.functional.pad(
+                data.flatten(), (0, size * torch.distributed.get_world_size() - data.numel())
+            )
+            safe_set_local_fp32_param(parameter, padded.narrow(0, size * torch.distributed.get_rank(), size))
+        else:
+            safe_set_full_fp32_param(parameter, data)
+    return ds_engine
 
 
 def optimizer_step(ds_engine: Any, settings: TrainerSettings) -> tuple[float, bool]:

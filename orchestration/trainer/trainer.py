@@ -28,10 +28,9 @@ from orchestration.model.prepared_batch import PreparedBatch, to_device
 from orchestration.trainer.captured_step import CapturedStep
 from orchestration.trainer.metric_sums import MetricSums
 from orchestration.trainer.optimizer import (
-    deepspeed_config,
+    engine_around,
     learning_rate_at,
     optimizer_step,
-    parameter_groups,
     summed_over_ranks,
 )
 from orchestration.trainer.resume_state import Counters, load_state, save_state
@@ -58,9 +57,9 @@ class Trainer:
         torch.manual_seed(settings.seed)  # construction is the same on every rank: ZeRO-3 does not broadcast parameters
         shares_trunk = self.objective.has_values and settings.critic.kind == "shared"
         policy = load_policy(settings.model, device, with_values=shares_trunk, lora=settings.lora)
-        self.ds_engine = self._initialized(policy)
+        self.ds_engine = engine_around(policy, settings)
         has_critic = self.objective.has_values and not shares_trunk
-        self.ds_critic = self._initialized(load_critic(settings.model, device)) if has_critic else None
+        self.ds_critic = engine_around(load_critic(settings.model, device), settings) if has_critic else None
         has_reference = with_reference and self.objective.has_reference  # a captured step has its numbers already
         has_reference &= settings.lora is None  # with adapters the base is the reference
         self.reference = load_policy(settings.model, device) if has_reference else None
@@ -73,15 +72,6 @@ class Trainer:
         values = self.policy.value_head if self.ds_critic is None else self.ds_critic.module
         is_reward_model = method.data == "pairs" and self.objective.has_values
         self.weights = TrainedWeights(self.policy, values, settings, is_reward_model)
-
-    def _initialized(self, model: torch.nn.Module) -> Any:
-        """Return DeepSpeed's engine around a model."""
-        train = self.settings.train
-        optimizer = torch.optim.AdamW(
-            parameter_groups(model, train), lr=train.learning_rate, betas=train.betas, eps=train.eps, fused=True
-        )
-        config = deepspeed_config(self.settings.model, train, self.ranks)
-        return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
 
     @property
     def policy(self) -> PolicyModel:
