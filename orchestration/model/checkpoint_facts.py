@@ -13,6 +13,7 @@ from typing import Any
 
 from configs.blocks.rl import Model
 from orchestration.model.plain_config import plain_config
+from orchestration.model.rotary import rotary_kinds
 from plugins.nearest import nearest
 
 HUB_TIMEOUT_SECONDS = 5
@@ -36,6 +37,7 @@ class ModelFacts:
     head_dim: int
     vocabulary: int
     max_positions: int | None  # None when the model states no limit
+    rotary: frozenset[str] = frozenset()  # kinds of rotary embedding
     noise: str = ""  # what its config.json asks for in training, and training here does without
 
     @property
@@ -73,6 +75,7 @@ def model_facts(model: Model) -> ModelFacts:
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
         vocabulary=text.vocab_size,
         max_positions=getattr(text, "max_position_embeddings", None),
+        rotary=frozenset(rotary_kinds(text)),
         noise=", ".join(f"{key} {value:g}" for key, value in training_noise(text).items()),
     )
 

@@ -26,10 +26,10 @@ class CriticModel(nn.Module):
         return self.value_head(packed_hidden(self, batch), batch.rows)
 
 
-def load_critic(model: Model, device: DeviceSpec) -> CriticModel:
-    """Return the critic on the CPU, in float32.
+def load_critic(model: Model, device: DeviceSpec, longest: int = 0) -> CriticModel:
+    """Return the critic on the CPU, in float32. longest: as for `load_policy`.
 
     Raises:
         ValueError: model.path holds no causal language model.
     """
-    return CriticModel(load_policy(model, device).hf_model)
+    return CriticModel(load_policy(model, device, longest=longest).hf_model)

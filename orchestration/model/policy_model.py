@@ -17,6 +17,7 @@ from orchestration.model.checkpoint_facts import training_noise
 from orchestration.model.chunked_logprobs import token_logprobs
 from orchestration.model.lora import add_adapters
 from orchestration.model.prepared_batch import PreparedBatch
+from orchestration.model.rotary import pin_rotary, refuse_dynamic, rotary_kinds
 
 
 class PolicyHead(nn.Module):
@@ -134,11 +135,16 @@ class PolicyModel(nn.Module):
         return self
 
 
-def load_policy(model: Model, device: DeviceSpec, with_values: bool = False, lora: Lora | None = None) -> PolicyModel:
+def load_policy(
+    model: Model, device: DeviceSpec, with_values: bool = False, lora: Lora | None = None, longest: int = 0
+) -> PolicyModel:
     """Load the configured causal language model (Hugging Face format) on the CPU, with packed attention.
 
     The weights are float32: DeepSpeed, or whoever runs the model, casts them to the compute type and keeps the float32
     ones. With adapters only these are float32; the base, which is not trained, is loaded in the compute type.
+
+    Args:
+        longest: tokens of the longest sequence that the job allows; some rotary embeddings depend on it.
 
     Raises:
         ValueError: there is no model configuration, or not one of a causal text model; or adapters do not fit it.
@@ -152,6 +158,7 @@ def load_policy(model: Model, device: DeviceSpec, with_values: bool = False, lor
     shipped = getattr(config, "auto_map", {})
     if type(config) not in AutoModelForCausalLM._model_mapping and "AutoModelForCausalLM" not in shipped:
         raise ValueError(f"model.path '{model.path}' is a {config.model_type}, which is not a causal language model")
+    refuse_dynamic(rotary_kinds(config.get_text_config()), model.path)
     # Engines have no dropout, nor have old log-probabilities and the reference: with it in training only, the policy would
     # differ from itself before anything was learned.
     for key in training_noise(config):
@@ -163,6 +170,7 @@ def load_policy(model: Model, device: DeviceSpec, with_values: bool = False, lor
         attn_implementation=device.attention,
         trust_remote_code=model.trust_remote_code,
     )
+    pin_rotary(hf_model, longest)
     for module in hf_model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):  # of a model's own code, which config.json may not show
             module.p = 0.0

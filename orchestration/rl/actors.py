@@ -98,6 +98,7 @@ def trainer_settings(config: RLConfig, run: RunDirectory) -> TrainerSettings:
         temperature=config.rollout.temperature,
         seed=config.run.seed,
         total_updates=config.train.steps * config.train.updates_in_step,
+        longest=config.rollout.engine.get("max_model_len", EngineJob.of_rl(config).max_model_len),
         objective=config.objective,
         critic=config.critic,
         lora=config.lora,

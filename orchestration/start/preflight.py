@@ -24,6 +24,7 @@ from orchestration.cluster.job_shape import EngineJob, TrainerJob
 from orchestration.cluster.launcher_rank import is_first_rank
 from orchestration.metrics.definitions import METRICS
 from orchestration.model.checkpoint_facts import ModelFacts
+from orchestration.model.rotary import refuse_dynamic
 from orchestration.start.memory_estimate import MemoryEstimate, machine_memory, memory_of_rl, shown
 from orchestration.start.problems import Problems
 from plugins.kinds import find, labels
@@ -65,6 +66,7 @@ def preflight_rl(config: RLConfig, model: ModelFacts | None, is_resumed: bool, p
     if model is None:
         return None
     check_model(engine_job, model, device, problems)
+    problems.attempt(refuse_dynamic, model.rotary, model.path)
     adapter = problems.attempt(check_adapter, config.lora, config.model)
     memory = memory_of_rl(config, model, adapter, device.device if device else "cpu")
     problems.attempt(check_shared_memory, config, memory)

@@ -10,6 +10,7 @@ from configs.reading.load import run_directory
 from configs.rules.every_job import warnings_for
 from orchestration.cluster.devices import resolve
 from orchestration.model.checkpoint_facts import ModelFacts
+from orchestration.model.rotary import refuse_dynamic
 from orchestration.start.load_data import supervised_steps
 from orchestration.start.preflight import Checked, check_adapter, check_run_directory, model_warnings
 from orchestration.start.problems import Problems
@@ -28,6 +29,7 @@ def preflight_sl(config: SLConfig, model: ModelFacts | None, is_resumed: bool, p
     if model is None:
         return None
     problems.attempt(check_positions, config, model)
+    problems.attempt(refuse_dynamic, model.rotary, model.path)
     adapter = problems.attempt(check_adapter, config.lora, config.model)
     if device is None or problems.texts:
         return None

@@ -164,7 +164,7 @@ def gradients(run: Rerun, variants: Sequence[tuple[TokenObjective, Sequence[Poli
 
     settings, spec = run.captured.settings, resolve(run.device)
     device = torch.device(spec.device)
-    policy = load_policy(settings.model, spec, lora=settings.lora).train()
+    policy = load_policy(settings.model, spec, lora=settings.lora, longest=settings.longest).train()
     policy.to(device=device, dtype=getattr(torch, settings.model.dtype))
     parameters = {name: p for name, p in policy.hf_model.named_parameters() if p.requires_grad}
     sums = [{name: torch.zeros_like(p, dtype=torch.float32) for name, p in parameters.items()} for _ in variants]

@@ -219,6 +219,7 @@ def trainer_settings(config: SLConfig, total_updates: int, run: RunDirectory) ->
         temperature=1.0,
         seed=config.run.seed,
         total_updates=total_updates,
+        longest=config.data.max_tokens,
         objective=Objective(aggregation=config.objective.aggregation),
         critic=Critic(kind="shared"),
         lora=config.lora,

@@ -19,6 +19,7 @@ class TrainerSettings:
     temperature: float  # the sampling temperature, of the rollouts that are trained on
     seed: int
     total_updates: int  # of the whole run, for the learning-rate schedule
+    longest: int = 0  # tokens of the longest sequence that the job allows; see `load_policy`
     objective: Objective = field(default_factory=Objective)
     critic: Critic = field(default_factory=Critic)
     lora: Lora | None = None  # None: every weight is trained

@@ -56,13 +56,17 @@ class Trainer:
         self.device = torch.device(device.device, torch.cuda.current_device() if device.device == "cuda" else 0)
         torch.manual_seed(settings.seed)  # construction is the same on every rank: ZeRO-3 does not broadcast parameters
         shares_trunk = self.objective.has_values and settings.critic.kind == "shared"
-        policy = load_policy(settings.model, device, with_values=shares_trunk, lora=settings.lora)
+        policy = load_policy(
+            settings.model, device, with_values=shares_trunk, lora=settings.lora, longest=settings.longest
+        )
         self.ds_engine = engine_around(policy, settings)
         has_critic = self.objective.has_values and not shares_trunk
-        self.ds_critic = engine_around(load_critic(settings.model, device), settings) if has_critic else None
+        self.ds_critic = None
+        if has_critic:
+            self.ds_critic = engine_around(load_critic(settings.model, device, settings.longest), settings)
         has_reference = with_reference and self.objective.has_reference  # a captured step has its numbers already
         has_reference &= settings.lora is None  # with adapters the base is the reference
-        self.reference = load_policy(settings.model, device) if has_reference else None
+        self.reference = load_policy(settings.model, device, longest=settings.longest) if has_reference else None
         if self.reference is not None:
             self.reference.requires_grad_(False).eval().to(
                 device=self.device, dtype=getattr(torch, settings.model.dtype)

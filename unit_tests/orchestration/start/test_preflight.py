@@ -88,6 +88,13 @@ def test_dropout_is_said_to_be_off(folder: Path) -> None:
     assert warning.startswith("model.path: tiny asks for attention_dropout 0.1 in training; it is switched off")
 
 
+def test_dynamic_rotary_embeddings_are_refused_for_training(folder: Path) -> None:
+    file = folder / "tiny" / "config.json"
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"rope_parameters": rope}))
+    assert "model.path: tiny has rope_type dynamic: log-probabilities then depend" in refused()
+
+
 def test_all_mistakes_at_once(folder: Path) -> None:
     (folder / "runs" / "run").mkdir(parents=True)
     (folder / "runs" / "run" / "config.yaml").write_text("x: 1\n")

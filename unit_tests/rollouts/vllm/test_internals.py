@@ -168,3 +168,12 @@ def test_a_tied_head_gets_weight_and_packed_product_of_the_embedding() -> None:
     head, embedding = Embedding(), Embedding()
     internals.repack_tied_heads([(head, embedding)], torch.device("cpu"))
     assert head.weight is embedding.weight and head.cpu_linear is embedding.cpu_linear
+
+
+def test_longrope_in_vllm_takes_its_factors_from_max_model_len() -> None:
+    """The trainer takes them by the same rule from the job's longest sequence (orchestration/model/rotary.py)."""
+    from vllm.model_executor.layers.rotary_embedding import Phi3LongRoPEScaledRotaryEmbedding
+
+    text = inspect.getsource(Phi3LongRoPEScaledRotaryEmbedding)
+    assert "max_model_len = get_current_vllm_config().model_config.max_model_len" in text
+    assert "self.use_long_rope = max_model_len > original_max_position_embeddings" in text
