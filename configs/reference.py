@@ -41,7 +41,7 @@ A job is one YAML file. Start from [configs/grpo.yaml](../configs/grpo.yaml) (tr
   number), `--set 'reward.parts=[{function: exact_match}]'`. Values are YAML.
 - `--run-dir folder` replaces `run.dir` and `run.name`.
 - `--dry-run` checks everything and prints the plan: devices, batch arithmetic, memory, steps.
-- `3e-5` is a number here (plain YAML 1.1 reads it as text), and a key given twice is an error.
+- Numbers are those of YAML 1.2: `3e-5` is a number, `010` is ten, `1:30` is text. A key given twice is an error.
 - Paths are relative to the folder the command runs in. Your own code is named by dotted path, `my_lab.rewards:score`,
   and is found from that folder too.
 """

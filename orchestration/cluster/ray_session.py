@@ -7,12 +7,13 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import ray
 
+from orchestration.cluster.loopback import ray_on_loopback
 from orchestration.cluster.orphan_reaper import orphan_reaper
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @contextmanager
 def started_ray() -> Iterator[None]:
     """Join the cluster that RAY_ADDRESS names (`ray job submit` sets it), or start one on this machine, and leave it
-    after.
+    after. One that is started here listens on loopback only.
 
     A Ray that is already initialised in this process is used and left alone.
     """
@@ -31,13 +32,16 @@ def started_ray() -> Iterator[None]:
     paths = [str(ROOT), os.getcwd(), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     on_sigterm = signal.getsignal(signal.SIGTERM)
-    init_ray(
-        address=os.environ.get("RAY_ADDRESS") or "local",  # None would join whatever `ray start` left on this machine
-        include_dashboard=False if "RAY_ADDRESS" not in os.environ else None,
-        logging_level=logging.WARNING,
-        log_to_driver=False,  # actors write to files in the run directory
-        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}},
-    )
+    joins = os.environ.get("RAY_ADDRESS", "local") not in ("", "local")
+    with nullcontext({}) if joins else ray_on_loopback() as own:
+        init_ray(
+            address=os.environ["RAY_ADDRESS"] if joins else "local",  # None would join what `ray start` left here
+            include_dashboard=None if joins else False,
+            logging_level=logging.WARNING,
+            log_to_driver=False,  # actors write to files in the run directory
+            runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}},
+            **own,
+        )
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own handler exits with another code and says nothing
     try:

@@ -20,6 +20,7 @@ from algs.records import PolicyTokens
 from data_feeds.packing import MicroBatch
 from orchestration.cluster.devices import DeviceSpec
 from orchestration.cluster.heartbeat import Activity
+from orchestration.cluster.loopback import init_method
 from orchestration.metrics.tally import Tally
 from orchestration.model.critic import load_critic
 from orchestration.model.lora import adapters_off
@@ -51,7 +52,7 @@ class Trainer:
         self.objective = TokenObjective(method, settings.objective)
         # gloo alone is enough between CPU ranks; DeepSpeed's shared-memory operator would need a compiler at start-up.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        deepspeed.init_distributed(dist_backend=device.backend, verbose=False)
+        deepspeed.init_distributed(dist_backend=device.backend, verbose=False, init_method=init_method())
         self.rank, self.ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
         self.device = torch.device(device.device, torch.cuda.current_device() if device.device == "cuda" else 0)
         torch.manual_seed(settings.seed)  # construction is the same on every rank: ZeRO-3 does not broadcast parameters

@@ -40,8 +40,9 @@ class WeightBroadcaster:
     def offer(self) -> dict[str, Any]:
         """Begin to listen on a free port; return what the others need to join."""
         self.close()
-        self._listening = listening_socket()
-        host, port = ray.util.get_node_ip_address(), self._listening.getsockname()[1]
+        host = ray.util.get_node_ip_address()
+        self._listening = listening_socket(host)
+        port = self._listening.getsockname()[1]
         return {"host": host, "port": port, "backend": self.backend}
 
     def join(self, offer: dict[str, Any], size: int, timeout_seconds: float, join_seconds: float) -> None:

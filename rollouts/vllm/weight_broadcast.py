@@ -154,9 +154,13 @@ def join_group(
     return group
 
 
-def listening_socket() -> socket.socket:
-    """Return a socket that listens on a free port of all interfaces, for `join_group(listening=...)`."""
-    return socket.create_server(("", 0))
+def listening_socket(host: str) -> socket.socket:
+    """Return a socket that listens on a free port, for `join_group(listening=...)`.
+
+    It listens on loopback when the others know this machine by that address, else on all interfaces: a machine's
+    address on the network need not be that of an interface.
+    """
+    return socket.create_server((host if host == "127.0.0.1" else "", 0))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -107,6 +107,17 @@ def marked_processes(run):
     return found
 
 
+def open_to_the_network(driver):
+    """What of a run listens on more than the loopback interface."""
+    found = []
+    for process in (psutil.Process(driver), *psutil.Process(driver).children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            for connection in process.net_connections("inet"):
+                if connection.status == psutil.CONN_LISTEN and not connection.laddr.ip.endswith("127.0.0.1"):
+                    found.append((process.name(), connection.laddr))
+    return found
+
+
 def test_every_promised_metric_is_there_and_time_adds_up(finished):
     """Alone catches a metric of the pages that no real run has, and seconds of a step that no phase has."""
     last = read_metrics(finished[0])[-1]
@@ -179,7 +190,7 @@ def test_the_checkpoint_loads_in_transformers_and_evaluates_in_vllm(finished, ti
 
 def test_a_run_outlives_its_engine_a_rank_and_its_driver_and_ends_by_ctrl_c(tiny_model, tmp_path):
     """Alone catches a command that does not begin again by itself when a trainer rank is lost; a process, even a frozen one, that
-    outlives its driver; a command with --resume that does not go on; and Ctrl-C that leaves a process, a traceback or half a
+    outlives its driver; anything of a run that the network can reach; a command with --resume that does not go on; and Ctrl-C that leaves a process, a traceback or half a
     file."""
     run = tmp_path / "run"
     settings = (
@@ -196,6 +207,8 @@ def test_a_run_outlives_its_engine_a_rank_and_its_driver_and_ends_by_ctrl_c(tiny
 
     with ending(started_rl(run, tiny_model, *settings)) as driver:
         wait_for(lambda: last_step() >= 2, "two steps are done")
+        assert not (strangers := open_to_the_network(driver.pid)), strangers
+        assert (Path.home() / ".ray" / "auth_token").stat().st_mode & 0o077 == 0
         kill_one("EngineCore")
         reached = last_step()
         wait_for(lambda: last_step() >= reached + 3 and checkpoints(run), "steps are done with the new engine")

@@ -150,7 +150,8 @@ def test_vllm_has_buffers_for_adapters_of_certain_ranks() -> None:
 
 def test_a_communicator_without_nccl_is_refused() -> None:
     """vLLM makes it all the same, and its broadcasts do nothing. (A group of one has none either.)"""
-    listening = listening_socket()
+    listening = listening_socket("127.0.0.1")
+    assert listening.getsockname()[0] == "127.0.0.1", "the group of one machine is not offered to its network"
     port = listening.getsockname()[1]
     with pytest.raises(RuntimeError, match="vLLM found no NCCL library"):
         internals.join_nccl_group("127.0.0.1", port, 0, 1, torch.device("cpu"), 5.0, listening)
