@@ -10,6 +10,7 @@ from data_prep.recipe import BadRow
 
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
 _THOUSANDS = re.compile(r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?")
+_BRACE = re.compile(r"\\boxed\s*\{|(?<!\\)[{}]")
 _CURRENCY = "$€£"
 
 
@@ -32,15 +33,14 @@ def normal_number(text: str, thousands: bool = False) -> str | None:
 
 def last_boxed(text: str) -> str | None:
     """Return the content of the last complete \\boxed{...}, braces balanced; None when there is none."""
-    found = None
-    for match in re.finditer(r"\\boxed\s*\{", text):
-        depth = 1
-        for end in range(match.end(), len(text)):
-            depth += {"{": 1, "}": -1}.get(text[end], 0) if text[end - 1] != "\\" else 0
-            if not depth:
-                found = text[match.end() : end].strip()
-                break
-    return found
+    found = (0, 0)
+    starts: list[int] = []  # of the braces that are open: where a box's content begins, 0 for another brace
+    for brace in _BRACE.finditer(text):
+        if brace[0] != "}":
+            starts.append(brace.end() if len(brace[0]) > 1 else 0)
+        elif starts:
+            found = max(found, (starts.pop(), brace.start()))
+    return text[slice(*found)].strip() if found[0] else None
 
 
 def final_answer(value: Any, column: str) -> str:

@@ -20,7 +20,7 @@ from rewards.sandbox import run as sandbox
 from rewards.sandbox.code_tests import Case, CodeCase, StdinCase, ValueCase, read_cases
 from rewards.sandbox.run import Isolation, Limits
 
-BLOCK = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
+OPENING = re.compile(r"[ \t]*```[ \t]*(\w*)")
 PYTHON = ("", "py", "python", "python3")
 DRIVER = Path(__file__).with_name("sandbox") / "driver.py"
 
@@ -82,8 +82,17 @@ def code_execution(
 
 def find_program(response: str) -> str | None:
     """Return the last closed fenced block that is Python or names no language; None without one."""
-    blocks = [block[2] for block in BLOCK.finditer(response) if block[1].lower() in PYTHON]
-    return blocks[-1] if blocks else None
+    found, language = None, None  # of the block that is open; a regular expression for whole blocks can take for ever
+    inside: list[str] = []
+    for line in response.split("\n"):
+        if language is not None and line.strip(" \t") == "```":
+            found = "".join(inside) if language.lower() in PYTHON else found
+            language = None
+        elif language is not None:
+            inside.append(f"{line}\n")
+        elif opening := OPENING.match(line):
+            language, inside = opening[1], []
+    return found
 
 
 def _on_stdin(program: str, setup: str, cases: list[Case], limits: Limits, isolation: Isolation) -> Iterator[bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from decimal import Decimal
 from fractions import Fraction
 
@@ -14,6 +15,7 @@ _SIGN = r"(?:(?<![0-9A-Za-z_)\]}])[-\u2212])?"
 _DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|(?<![0-9])\.[0-9]+"
 _NUMBER = rf"(?P<sign>{_SIGN}[$\u20ac\u00a3]?{_SIGN})(?P<digits>(?:{_DIGITS})(?:[eE][-+]?[0-9]{{1,3}}(?![0-9]))?)"
 NUMBER = re.compile(_NUMBER)
+MOST_DIGITS = 10_000  # reading a number exactly takes time that grows with the square of its length
 FRACTION = re.compile(_NUMBER + r"(?:\s?/\s?(?P<over>[0-9]{1,18}))?")
 
 
@@ -39,9 +41,10 @@ def last_number(trajectory: Trajectory, tolerance: float = 0.0) -> float:
 
 
 def find_last_number(text: str, fractions: bool = False) -> Fraction | None:
-    """Return the last number in a text, exactly; None when there is none. With `fractions`, `3/4` is one number."""
-    matches = list((FRACTION if fractions else NUMBER).finditer(text))
-    return _value(matches[-1]) if matches else None
+    """Return the last number in a text, exactly; None when there is none, or it has more than 10,000 digits. With
+    `fractions`, `3/4` is one number."""
+    last = deque((FRACTION if fractions else NUMBER).finditer(text), maxlen=1)
+    return _value(last[0]) if last else None
 
 
 def find_first_number(text: str) -> Fraction | None:
@@ -50,7 +53,9 @@ def find_first_number(text: str) -> Fraction | None:
     return _value(match) if match else None
 
 
-def _value(match: re.Match[str]) -> Fraction:
+def _value(match: re.Match[str]) -> Fraction | None:
+    if len(match["digits"]) > MOST_DIGITS:
+        return None
     # Decimal is used because int() refuses texts of more than 4,300 digits, which a model may well write.
     value = Fraction(Decimal(match["digits"].replace(",", "")))
     over = match.groupdict().get("over")

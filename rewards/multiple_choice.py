@@ -57,8 +57,9 @@ def find_choice(response: str, letters: str, options: list[str]) -> str | None:
     own = f"(?:[{letters.replace('A', '')}]|A(?! (?!{AFTER_A})[a-z]))" if "A" in letters else f"[{letters}]"
     lines = [line.strip() for line in response.splitlines() if line.strip()]
     last = lines[-1].strip("*_ ") if lines else ""
-    letter = rf"\(\s*({one})\s*\)|({own})(?![A-Za-z0-9'])|({one})\s*[.)]?\s*$"
-    answer_is = rf"(?i:answer|choice|option)\s*(?i:is)?\s*:?[\s*_$]*(?:{letter})"
+    # Possessive (*+, ?+): white space that is read once is not read again in another way, which could take for ever.
+    letter = rf"\(\s*({one})\s*\)|({own})(?![A-Za-z0-9'])|({one})[^\S\n]*+[.)]?+[^\S\n]*+$"
+    answer_is = rf"(?i:answer|choice|option)\s*+(?i:is)?+\s*+:?+[\s*_$]*+(?:{letter})"
     for pattern, text in (
         (rf"\\boxed\{{\s*(?:\\text\{{\s*)?\(?({one})\)?\s*\}}|{answer_is}", response),
         (rf"\(\s*({one})\s*\)", response),

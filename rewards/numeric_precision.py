@@ -13,6 +13,7 @@ from records.rollout import Trajectory
 from rewards.last_number import NUMBER, find_last_number
 
 KINDS = ("integer", "float", "list", "text")
+MOST_ITEMS = 1000  # of a list; a longer one is no answer
 LIST = re.compile(r"\[([^\[\]]*)\]")
 
 
@@ -72,7 +73,8 @@ def _numbers(text: str, kind: str) -> list[tuple[Fraction, int]]:
     """Return the numbers of an answer, each with the number of decimals it is written with; [] when it has none."""
     if kind == "list":
         lists = LIST.findall(text)
-        items = [_numbers(item, "float") for item in (lists[-1].split(",") if lists else [])]
+        texts = lists[-1].split(",") if lists else []
+        items = [_numbers(text, "float") for text in texts] if len(texts) <= MOST_ITEMS else []
         return [numbers[0] for numbers in items] if items and all(items) else []
     number = find_last_number(text)
     if number is None:
@@ -90,7 +92,7 @@ def _precision(value: Any, where: str, column: str) -> int | None:
         number = float(value)
     except (TypeError, ValueError):
         number = -1.0
-    if number != int(number) or not 0 <= number <= 30:
+    if not 0 <= number <= 30 or number != int(number):
         raise ValueError(f"{where}: column {column} is {value!r}; it must be a number of decimals from 0 to 30")
     return int(number)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from fractions import Fraction
 
 import pytest
@@ -50,6 +51,12 @@ def test_thousands_only_where_a_comma_can_be_nothing_else() -> None:
 )
 def test_last_boxed(text: str, inside: str | None) -> None:
     assert last_boxed(text) == inside
+
+
+def test_a_megabyte_of_open_boxes_is_read_in_one_pass() -> None:
+    started = time.process_time()
+    assert last_boxed(r"\boxed{" * 150_000 + "}") == ""
+    assert time.process_time() - started < 10
 
 
 def test_final_answers() -> None:
