@@ -24,7 +24,7 @@ def ray_on_loopback() -> Iterator[dict[str, str]]:
     system has no clusters.
     """
     from ray._private import ray_constants
-    from ray._raylet import Config
+    from ray._raylet import Config  # type: ignore[attr-defined]
 
     os.environ["RAY_AUTH_MODE"] = "token"
     Config.initialize("")  # Ray read the environment when it was imported

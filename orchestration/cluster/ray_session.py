@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,8 @@ def started_ray() -> Iterator[None]:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     on_sigterm = signal.getsignal(signal.SIGTERM)
     joins = os.environ.get("RAY_ADDRESS", "local") not in ("", "local")
-    with nullcontext({}) if joins else ray_on_loopback() as own:
+    reach: AbstractContextManager[dict[str, str]] = nullcontext({}) if joins else ray_on_loopback()
+    with reach as own:
         init_ray(
             address=os.environ["RAY_ADDRESS"] if joins else "local",  # None would join what `ray start` left here
             include_dashboard=None if joins else False,
