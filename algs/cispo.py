@@ -13,7 +13,7 @@ from algs.records import Groups, PolicyTokens, TokenLoss
 class CISPO(PolicyMethod):
     """Clipped importance sampling policy optimization (MiniMax 2025, arXiv 2506.13585).
 
-        r = pi / pi_old
+        r = pi / pi_old, in overlap pi / mu
         A = (R - mean_g) / (std_g + 1e-6)
         loss = -sg[min(r, ratio_cap)] A log pi
 
@@ -27,9 +27,7 @@ class CISPO(PolicyMethod):
     """
 
     class Params(MethodParams):
-        ratio_cap: float = param(
-            5.0, "Largest weight of a token: the cap itself, on pi / pi_old; not 1 + a distance.", gt=0
-        )
+        ratio_cap: float = param(5.0, "Largest weight of a token: the cap itself, on r; not 1 + a distance.", gt=0)
         ratio_floor: float = param(0.0, "Smallest weight of a token; 0 is off, as in the paper.", ge=0)
 
         def __post_init__(self) -> None:

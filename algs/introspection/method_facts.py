@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -83,6 +84,14 @@ def ignores_scale_of_a_group(advantage: Callable[[Groups], Tensor], with_critic:
         groups, rewards=factor * groups.rewards, token_rewards=factor[groups.sequence] * groups.token_rewards
     )
     return torch.allclose(advantage(groups), advantage(scaled), rtol=1e-3, atol=1e-4)
+
+
+def caps_its_ratio(method: PolicyMethod) -> bool:
+    """Return whether the weight of a token grows with the ratio up to a cap, and stays there, for both signs of the
+    advantage: a truncated importance weight. Past a clip or in the flat part of a gate, a token has no weight left."""
+    far = torch.tensor([-8.0, 8.0, 16.0])
+    weights = [sign * gradient_weight(method, far, sign) for sign in (1.0, -1.0)]
+    return all(bool(0 <= w[0] < w[1]) and math.isclose(w[1], w[2], rel_tol=1e-3) for w in weights)
 
 
 def ignores_zero_advantage(method: PolicyMethod) -> bool:

@@ -39,7 +39,7 @@ class KL(Block):
         None,
         description="Weigh a KL in the loss by pi / mu, which gives it the gradient of KL(pi || pi_ref) on tokens that another "
         "policy sampled (arXiv 2512.02556). Empty: where tokens may be older than the policy (overlap, a replay buffer, "
-        "several updates per step).",
+        "several updates in a step).",
     )
 
     @property
@@ -72,7 +72,8 @@ class Objective(Block):
     old_logprobs: Literal["trainer", "engine"] = Field(
         "trainer",
         description="pi_old of the ratio: recomputed by the trainer at the start of the step, or the engine's own "
-        "log-probabilities (then pi_old is mu: one forward pass less, and the engine's rounding in every ratio).",
+        "log-probabilities (then pi_old is mu: one forward pass less, and the engine's rounding in every ratio). Left out, it is "
+        "engine where tokens may be old and the method caps its ratio (CISPO, ScaleRL).",
     )
     corrections: list[Corrector] = Field(
         default_factory=list,

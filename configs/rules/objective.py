@@ -45,7 +45,7 @@ def objective_problems(config: RLConfig) -> Iterator[Problem]:
 
 def objective_warnings(config: RLConfig) -> Iterator[str]:
     """Yield what runs, but probably not as the user means it."""
-    from algs.introspection.method_facts import reads, rejects
+    from algs.introspection.method_facts import caps_its_ratio, reads, rejects
 
     objective, default = config.objective, KL()
     for key in ("estimator", "placement", "importance"):
@@ -53,15 +53,19 @@ def objective_warnings(config: RLConfig) -> Iterator[str]:
             yield f"objective.kl.{key}: has no effect while objective.kl.coef is 0"
     if objective.rejected_tokens == "leave" and not any(map(rejects, objective.correction_functions())):
         yield "objective.rejected_tokens: leave has no effect, since no correction here leaves tokens out"
-    read = reads(config.algorithm.make_method())
-    if objective.old_logprobs == "engine" and config.train.updates_in_step == 1 and "old_logprobs" in read:
+    method = config.algorithm.make_method()
+    read = reads(method)
+    weighs_old_tokens = config.schedule.oldest > 0 and caps_its_ratio(method)
+    is_single_update = config.train.updates_in_step == 1 and not weighs_old_tokens
+    if objective.old_logprobs == "engine" and is_single_update and "old_logprobs" in read:
         yield (
             "objective.old_logprobs: with one update per step the ratio to the trainer's own log-probabilities is 1; "
             "to the engine's it is the gap between engine and trainer, which the method then clips or weighs"
         )
-    if config.train.updates_per_step > 1 and not read & {"old_logprobs", "behavior_logprobs"}:
+    if config.train.updates_in_step > 1 and not read & {"old_logprobs", "behavior_logprobs"}:
+        key = "updates_per_step" if config.train.updates_per_step > 1 else "passes_per_batch"
         yield (
-            f"train.updates_per_step: the loss of '{config.algorithm.name}' has no ratio, so every update after a step's first "
+            f"train.{key}: the loss of '{config.algorithm.name}' has no ratio, so every update after a step's first "
             "takes its tokens for the policy's own (a correction weighs by pi_old / mu, which does not see it); use 1, or a "
             "method with a ratio to the policy (cispo)"
         )

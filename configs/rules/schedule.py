@@ -16,7 +16,7 @@ def completed(config: RLConfig) -> RLConfig:
     """Return the configuration with what is added where tokens may be older than the policy that they train."""
     config = _with_correction(config)
     objective, kl = config.objective, config.objective.kl
-    if kl.in_loss and kl.importance is None and (config.schedule.oldest > 0 or config.train.updates_per_step > 1):
+    if kl.in_loss and kl.importance is None and (config.schedule.oldest > 0 or config.train.updates_in_step > 1):
         weighed = objective.model_copy(update={"kl": kl.model_copy(update={"importance": True})})
         return config.model_copy(update={"objective": weighed})
     return config
@@ -25,6 +25,9 @@ def completed(config: RLConfig) -> RLConfig:
 def _with_correction(config: RLConfig) -> RLConfig:
     """Return the configuration, with truncated importance weights where tokens may be that old.
 
+    A method that caps its ratio (CISPO, ScaleRL) is such a weight already, and a cap on pi_old / mu would act before its
+    own. It takes mu as pi_old instead, so that its ratio is pi / mu, unless the user chose pi_old.
+
     These are left unchanged: a list of corrections that the user wrote (an empty one too), a method that weighs by mu
     itself, and the engine's log-probabilities as pi_old.
     """
@@ -32,10 +35,18 @@ def _with_correction(config: RLConfig) -> RLConfig:
     if config.schedule.oldest == 0 or "corrections" in objective.model_fields_set or objective.old_logprobs == "engine":
         return config
     read = _read(config)
-    if read is not None and "behavior_logprobs" not in read:
-        corrected = objective.model_copy(update={"corrections": [Corrector.model_validate("token_truncate")]})
-        return config.model_copy(update={"objective": corrected})
-    return config
+    if read is None or "behavior_logprobs" in read:
+        return config
+    change: dict[str, object] = {"corrections": [Corrector.model_validate("token_truncate")]}
+    if "old_logprobs" not in objective.model_fields_set and _caps_its_ratio(config):
+        change = {"old_logprobs": "engine"}
+    return config.model_copy(update={"objective": objective.model_copy(update=change)})
+
+
+def _caps_its_ratio(config: RLConfig) -> bool:
+    from algs.introspection.method_facts import caps_its_ratio
+
+    return caps_its_ratio(config.algorithm.make_method())
 
 
 def _read(config: RLConfig) -> frozenset[str] | None:
@@ -112,13 +123,14 @@ def schedule_warnings(config: RLConfig) -> Iterator[str]:
     read = _read(config) if schedule.oldest > 0 else None
     if read is None:
         return
-    if objective.old_logprobs == "engine" and "old_logprobs" in read:
+    if objective.old_logprobs == "engine" and "old_logprobs" in read and not _caps_its_ratio(config):
         yield (
             "objective.old_logprobs: engine takes the policy that sampled as pi_old, here up to "
             f"{schedule.oldest} versions old; trainer (with a correction) keeps trust region and staleness apart"
         )
     elif objective.old_logprobs == "trainer" and not objective.corrections and "behavior_logprobs" not in read:
+        way_out = "objective.old_logprobs: engine" if _caps_its_ratio(config) else "token_truncate"
         yield (
             f"objective.corrections: is empty, so tokens up to {schedule.oldest} versions old count as the policy's own; "
-            "remove the key for token_truncate (a run's own config.yaml has it written out)"
+            f"remove the key for {way_out} (a run's own config.yaml has it written out)"
         )

@@ -11,6 +11,7 @@ import torch
 from algs import advantages, corrections
 from algs.introspection.method_facts import (
     READABLE,
+    caps_its_ratio,
     differentiates,
     gradient_weight,
     ignores_scale_of_a_group,
@@ -207,3 +208,10 @@ def test_what_is_in_the_graph_of_a_loss_is_found_by_differentiating_it():
 def test_only_a_division_by_the_groups_own_spread_makes_a_groups_scale_vanish(name):
     """The spread of the whole step, as of REINFORCE++, keeps what one group's rewards weigh against another's."""
     assert ignores_scale_of_a_group(getattr(advantages, name)) == (name == "group_zscore")
+
+
+@pytest.mark.parametrize("name", [name for name, entry in listed("method").items() if entry.has_advantages])
+def test_which_methods_are_a_truncated_importance_weight(name):
+    """A cap keeps the token's gradient; a clip, a gate and the absence of a ratio are something else."""
+    method = find("method", name)
+    assert caps_its_ratio(method(method.Params())) == (name in ("aipo", "cispo", "scale_rl"))

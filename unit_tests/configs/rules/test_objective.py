@@ -144,6 +144,7 @@ def test_what_makes_sense_loads_without_a_warning(overrides: list[str]) -> None:
             [method("rloo"), "train.updates_per_step=2"],
             "train.updates_per_step: the loss of 'rloo' has no ratio, so every update after a step's first",
         ),
+        ([method("rloo"), "train.passes_per_batch=2"], "train.passes_per_batch: the loss of 'rloo' has no ratio"),
         ([method("reinforce"), "train.updates_per_step=2", TIS], "train.updates_per_step: the loss of 'reinforce'"),
         ([TIS, "objective.rejected_tokens=leave"], "objective.rejected_tokens: leave has no effect"),
     ],

@@ -5,13 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from algs.introspection.method_facts import reads
+from algs.records import PolicyTokens
 from configs.blocks.rl import RLConfig
 from configs.blocks.schedule import Schedule
 from configs.reading.load import ConfigError, checked, load, to_yaml
 from configs.rules.every_job import warnings_for
+from orchestration.trainer.token_objective import TokenObjective
 from plugins.kinds import listed
+
+OVERLAP = ["schedule.mode=overlap"]
+REUSE = ["schedule.replay_buffer_versions=2", "schedule.replay_buffer_share=0.25"]
 
 
 def config(*settings: str, method: str = "grpo") -> RLConfig:
@@ -42,6 +48,7 @@ def test_a_method_that_weighs_by_mu_itself_gets_no_second_weight(method: str) ->
         (["schedule.mode=overlap"], True),
         (["schedule.replay_buffer_versions=1", "schedule.replay_buffer_share=0.25"], True),
         (["train.updates_per_step=2"], True),
+        (["train.passes_per_batch=2"], True),
         (["train.updates_per_step=2", "objective.kl.importance=false"], False),
     ],
 )
@@ -53,6 +60,41 @@ def test_no_other_kl_is_weighed() -> None:
     assert config("schedule.mode=overlap").objective.kl.importance is None
     in_reward = config("schedule.mode=overlap", "objective.kl={coef: 0.1, placement: reward}", method="rloo")
     assert in_reward.objective.kl.importance is None
+
+
+def configured_weights(found: RLConfig, log_rho: torch.Tensor) -> torch.Tensor:
+    """The weight on grad log pi of tokens with A = 1 in the first update of a step: pi = pi_old = mu exp(log_rho)."""
+    n = len(log_rho)
+    pi = torch.full((n,), -1.0, requires_grad=True)
+    of_engine = found.objective.old_logprobs == "engine"
+    tokens = PolicyTokens(
+        logprobs=pi, behavior_logprobs=pi.detach() - log_rho,
+        old_logprobs=pi.detach() - log_rho if of_engine else pi.detach(), advantages=torch.ones(n),
+        entropy=torch.ones(n), sequence=torch.arange(n), group=torch.arange(n), staleness=torch.ones(n).long(),
+    )  # fmt: skip
+    loss = TokenObjective(found.algorithm.make_method(), found.objective)(tokens).loss
+    return -torch.autograd.grad(loss.sum(), pi)[0]
+
+
+@pytest.mark.parametrize("method", ["scale_rl", "cispo"])
+@pytest.mark.parametrize("settings", [["schedule.mode=overlap", "schedule.max_staleness=8"], REUSE])
+def test_a_method_that_caps_its_ratio_caps_the_ratio_to_mu_where_tokens_are_old(
+    method: str, settings: list[str]
+) -> None:
+    """ScaleRL: min(pi / mu, 5), not 2, the cap of the default correction; and no warning against it."""
+    found = config(*settings, method=method)
+    assert corrections(found) == [] and found.objective.old_logprobs == "engine"
+    rho = torch.tensor([0.5, 1.0, 4.0, 8.0])
+    assert configured_weights(found, rho.log()).tolist() == pytest.approx([0.5, 1.0, 4.0, 5.0])
+    assert warnings_for(found) == []
+
+
+def test_a_pi_old_that_was_chosen_stays_and_is_corrected_apart() -> None:
+    found = config(*OVERLAP, "objective.old_logprobs=trainer", method="scale_rl")
+    assert corrections(found) == ["token_truncate"] and found.objective.old_logprobs == "trainer"
+    assert config(method="scale_rl").objective.old_logprobs == "trainer"
+    (warning,) = said(*OVERLAP, "objective.corrections=[]", method="scale_rl")
+    assert "remove the key for objective.old_logprobs: engine" in warning
 
 
 def test_the_configuration_that_was_read_is_not_changed_but_copied() -> None:
@@ -70,8 +112,6 @@ def test_what_the_user_says_about_corrections_stays() -> None:
     assert corrections(config("schedule.mode=overlap", "objective.old_logprobs=engine")) == []
 
 
-OVERLAP = ["schedule.mode=overlap"]
-REUSE = ["schedule.replay_buffer_versions=2", "schedule.replay_buffer_share=0.25"]
 LEARN_FROM_REWARDS = [name for name, entry in listed("method").items() if entry.has_advantages]
 
 
