@@ -21,8 +21,9 @@ class DAPO(PolicyMethod):
     GRPO with four changes for long reasoning: a higher upper clip bound, so that rare tokens can grow; averaging over
     all tokens; dynamic sampling; a soft punishment of overlong responses. The last two are not in the loss: see
     `rollout.filters` and `reward.parts` in configs/dapo.yaml.
-    Differs from the paper by: a group whose rewards are equal gets exactly 0; dynamic sampling stops after
-    `rollout.max_refill_rounds`.
+    Differs from the paper by: the mean over all tokens of the update, as in the released recipe (the paper's formula
+    divides by the tokens of each prompt: `objective.aggregation: prompt_mean`); a group whose rewards are equal gets
+    exactly 0; dynamic sampling stops after `rollout.max_refill_rounds`.
     Relatives: GRPO (equal bounds, averages within each response first), DrGRPO (no division by std_g), CISPO (caps the
     weight, drops no token), LitePPO (one spread for the whole step), ScaleRL (drops zero-variance groups, no refill).
     """

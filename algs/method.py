@@ -52,7 +52,7 @@ class PolicyMethod:
     """The base class of every method. A subclass declares `Params` and defines `advantages` and `loss`."""
 
     Params: ClassVar[type[MethodParams]]
-    aggregation: ClassVar[str] = "token_mean"  # the paper's choice; objective.aggregation overrides it
+    aggregation: ClassVar[str] = "token_mean"  # the paper's or its recipe's; objective.aggregation overrides it
     # What the method learns from: "prompts" that the policy answers itself (reinforcement learning), or rows of
     # "demonstrations", of "pairs" (a chosen and a rejected response), or of "labels" (a response, and whether it is
     # desirable).

@@ -19,20 +19,26 @@ class P3O(PolicyMethod):
         ESS = (sum rho)^2 / (N sum rho^2), over all N action tokens of the update
         loss = -sg[min(rho, ESS)] A log pi + (1 - ESS) KL
         KL = rho log rho - rho + 1 (reverse, KL(pi || mu)) or rho - 1 - log rho (forward, KL(mu || pi))
+             or 1 / rho - 1 + log rho (k3)
 
     The effective sample size says how far the policy has moved from the data; it sets both the cap on the weights and
-    the pull back to mu, so there is nothing to tune. Use it with stale or mixed data. Both KL terms are non-negative
-    and have the exact gradient of their divergence on tokens sampled from mu. An off-policy correction beside it would
-    count mu twice.
+    the pull back to mu, so there is nothing to tune. Use it with stale or mixed data. On tokens sampled from mu the
+    reverse and the forward term have the exact gradient of their divergence; k3 has neither's. An off-policy correction
+    beside it would count mu twice.
     Differs from the paper by: at ESS = 1 (all rho = 1) the gradient is exactly REINFORCE's, where the 2019 code set the
     cap to 1e-7; the 2019 paper has a critic, mixes in a separate on-policy batch and uses the forward KL. Another
     method is called P3O too (pairwise, arXiv 2310.00212); it is not this one.
+    Differs from the authors' code by: the KL term. Theirs is k3, whose weight on grad log pi is 1 - 1 / rho where the
+    reverse KL's is rho log rho: 13 times less at rho = 6, 39 times more at 0.1. `kl_direction: k3` is theirs but for
+    their bound of 10 on -log rho, past which the pull would turn away from mu.
     Relatives: AIPO (fixed cap, no KL), CISPO (fixed cap on pi / pi_old), REINFORCE (this at ESS = 1), DecoupledPPO
     (clips against pi_old).
     """
 
     class Params(MethodParams):
-        kl_direction: Literal["reverse", "forward"] = param("reverse", "reverse: KL(pi || mu). forward: KL(mu || pi).")
+        kl_direction: Literal["reverse", "forward", "k3"] = param(
+            "reverse", "reverse: KL(pi || mu). forward: KL(mu || pi). k3: the authors' code, neither's gradient."
+        )
 
     aggregation = "token_mean"
     params: Params
@@ -52,7 +58,10 @@ class P3O(PolicyMethod):
         ess = (s["rho"].square() / (s["tokens"] * s["rho_squared"])).detach().clamp(max=1)
         weight = rho.detach().clamp(max=ess)
         moved = torch.expm1(log_rho)  # rho - 1, which float32 would round away next to mu
-        kl = rho * log_rho - moved if p.kl_direction == "reverse" else moved - log_rho
+        if p.kl_direction == "k3":
+            kl = torch.expm1(-log_rho) + log_rho
+        else:
+            kl = rho * log_rho - moved if p.kl_direction == "reverse" else moved - log_rho
         metrics = {
             "clip_fraction": (weight < rho).float(),
             "ratio": rho,

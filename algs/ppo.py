@@ -42,7 +42,7 @@ class PPO(PolicyMethod):
         discount: float = param(1.0, "Discount per token.", ge=0, le=1)
         gae_lambda: float = param(0.95, "1: sum of rewards minus V. 0: one-step error.", ge=0, le=1)
         bootstrap_truncated: bool = param(
-            True, "A response cut at the length limit is worth V of where it was cut; false: the limit ends it."
+            False, "A response cut at the length limit is worth V of where it was cut; false: the limit ends it."
         )
         whiten: bool = param(True, "Advantages of mean 0 and std 1 over the step's tokens.")
 

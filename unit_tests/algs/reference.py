@@ -128,7 +128,7 @@ def p3o(s: Step, logp: Array, frozen: Array, kl_direction: str = "reverse") -> l
     for x, fixed, mu, a in zip(logp, frozen, s.mu, s.advantage, strict=True):
         d = x - mu
         rho = math.exp(d)
-        kl = rho * d - rho + 1 if kl_direction == "reverse" else rho - 1 - d
+        kl = {"reverse": rho * d - rho + 1, "forward": rho - 1 - d, "k3": 1 / rho - 1 + d}[kl_direction]
         out.append(-min(math.exp(fixed - mu), ess) * a * x + (1 - ess) * kl)
     return out
 
@@ -139,9 +139,16 @@ def aipo(s: Step, logp: Array, frozen: Array, ratio_cap: float = 2.0) -> list[fl
 
 
 def decoupled_ppo(
-    s: Step, logp: Array, frozen: Array, clip_low: float = 0.2, clip_high: float = 0.2, behavior_cap: float = 5.0
+    s: Step,
+    logp: Array,
+    frozen: Array,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    behavior_cap: float = 5.0,
+    above_cap: str = "drop",
 ) -> list[float]:
-    weights = [min(math.exp(x - y), behavior_cap) for x, y in zip(s.old, s.mu, strict=True)]
+    weights = [math.exp(x - y) for x, y in zip(s.old, s.mu, strict=True)]
+    weights = [w if w <= behavior_cap else {"drop": 0.0, "clamp": behavior_cap}[above_cap] for w in weights]
     return [w * x for w, x in zip(weights, grpo(s, logp, frozen, clip_low, clip_high), strict=True)]
 
 

@@ -80,7 +80,11 @@ METHODS: dict[str, Expected] = {
     "dapo": Expected(r.dapo, [{"clip_low": 0.1, "clip_high": 0.5}], "token_mean", CLIPPED_HIGHER, r.group_zscore),
     "decoupled_ppo": Expected(
         r.decoupled_ppo,
-        [{"behavior_cap": 1.1}, {"clip_low": 0.1, "clip_high": 0.4, "behavior_cap": 2.0}],
+        [
+            {"behavior_cap": 1.1},
+            {"behavior_cap": 1.1, "above_cap": "clamp"},
+            {"clip_low": 0.1, "clip_high": 0.4, "behavior_cap": 2.0},
+        ],
         "token_mean",
         CLIPPED,
         r.group_zscore,
@@ -95,7 +99,9 @@ METHODS: dict[str, Expected] = {
     ),
     "gspo": Expected(r.gspo, LEVELS, "sequence_mean", OF_RESPONSE, r.group_zscore),
     "lite_ppo": Expected(r.grpo, [BOUNDS], "token_mean", CLIPPED, r.lite_ppo),
-    "p3o": Expected(r.p3o, [{"kl_direction": "forward"}], "token_mean", OF_ONE_TOKEN, r.group_zscore),
+    "p3o": Expected(
+        r.p3o, [{"kl_direction": "forward"}, {"kl_direction": "k3"}], "token_mean", OF_ONE_TOKEN, r.group_zscore
+    ),
     "ppo": Expected(r.ppo, [{"dual_clip": 3.0}, {**BOUNDS, "dual_clip": 1.5}], "token_mean", CLIPPED, None),
     "reinforce": Expected(r.reinforce, [], "fixed_length", PLAIN, r.centred),
     "reinforce_plus_plus": Expected(r.grpo, [BOUNDS], "token_mean", CLIPPED, r.reinforce_plus_plus),

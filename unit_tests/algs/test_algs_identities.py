@@ -152,12 +152,15 @@ def test_decoupled_ppo_with_mu_as_pi_old_is_grpos_surrogate(step):
 
 
 def test_decoupled_ppo_is_grpo_under_a_tis_correction():
-    """DecoupledPPO's own weight is token_truncate's: GRPO with that correction and the same cap is the same loss."""
+    """DecoupledPPO's own weight is token_mask's from 0 on, or clamped token_truncate's: GRPO with that correction and the
+    same cap is the same loss."""
     t = policy_tokens(STEP, make("grpo"))
-    tis = corrections.token_truncate(t, cap=2.0).weights.numpy()
-    np.testing.assert_allclose(
-        values(make("decoupled_ppo", behavior_cap=2.0), STEP), tis * values(make("grpo"), STEP), rtol=1e-5
-    )
+    for above_cap, correction in (
+        ("drop", corrections.token_mask(t, low=0.0, high=2.0)),
+        ("clamp", corrections.token_truncate(t, cap=2.0)),
+    ):
+        found = values(make("decoupled_ppo", behavior_cap=2.0, above_cap=above_cap), STEP)
+        np.testing.assert_allclose(found, correction.weights.numpy() * values(make("grpo"), STEP), rtol=1e-5)
 
 
 def test_p3o_is_aipo_at_cap_ess_when_mu_is_near():

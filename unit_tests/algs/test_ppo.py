@@ -61,7 +61,7 @@ def test_dual_clip_ends_the_weight_of_a_bad_token(advantage, ratio, expected):
 def test_advantage_and_returns_are_gae(seed, discounts):
     """Advantages are GAE by its recursion, whitened over the step or not; returns are GAE + V from before whitening."""
     groups = critic_groups(np.random.default_rng(seed))
-    params = dict(zip(("discount", "gae_lambda"), discounts, strict=True))
+    params = {**dict(zip(("discount", "gae_lambda"), discounts, strict=True)), "bootstrap_truncated": True}
     expected = gae_by_recursion(groups, *discounts)
     np.testing.assert_allclose(make("ppo", whiten=False, **params).advantages(groups), expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(
@@ -77,15 +77,15 @@ def test_needs_a_critic():
     assert make("ppo").needs() == {"values"}
 
 
-def test_defaults_are_the_papers():
-    """vf_coef 0.5, value clip 0.2, discount 1, lambda 0.95, whitened, no dual clip."""
+def test_defaults_are_the_peers():
+    """vf_coef 0.5, value clip 0.2, discount 1, lambda 0.95, whitened, no dual clip, a cut response worth no more."""
     params = dataclasses.asdict(make("ppo").params)
     assert params == {
         "clip_low": 0.2,
         "clip_high": 0.2,
         "dual_clip": None,
         "vf_coef": 0.5,
-        "bootstrap_truncated": True,
+        "bootstrap_truncated": False,
         "vf_clip": 0.2,
         "discount": 1.0,
         "gae_lambda": 0.95,
