@@ -75,3 +75,24 @@ def test_whiten_gives_mean_0_and_deviation_1(values):
     else:
         np.testing.assert_allclose([found.mean(), found.std(ddof=1)], [0, 1], atol=1e-4)
         assert (np.argsort(found, kind="stable") == np.argsort(values, kind="stable")).all()
+
+
+def test_whitening_far_from_0_loses_no_digits():
+    """Rewards of 1000 +- 1e-3 have a mean that float32 rounds by more than a hundredth of their spread."""
+    x = torch.tensor([1000.0, 1000.001, 1000.002, 999.999, 1000.0015, 1000.0005, 999.9985])
+    expected = (x.double() - x.double().mean()) / x.double().std()
+    found = advantages.whiten(x)
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+    assert abs(found.double().mean().item()) < 1e-6
+
+
+def test_zscore_adds_its_epsilon_to_the_deviation_and_not_to_the_variance():
+    """Rewards 1e-5 apart: std 7.07e-6 + 1e-6 gives 0.619; 1e-6 squared inside the root would give 0.700."""
+    found = advantages.group_zscore(groups_of([[0.0, 1e-5]]))
+    assert found.tolist() == pytest.approx([-0.6194, 0.6194], abs=1e-3)
+
+
+@pytest.mark.parametrize(("gap", "zero"), [(0.5, True), (0.5 + 2**-20, False)])
+def test_rewards_that_differ_by_exactly_the_tolerance_are_equal(gap, zero):
+    """No more than the tolerance counts as equal: the bound itself is in."""
+    assert (advantages.group_zscore(groups_of([[0.0, gap]]), tolerance=0.5) == 0).all() == zero

@@ -21,7 +21,9 @@ from unit_tests.algs.method_checks import (
     check_gradient,
     check_values,
     make,
+    one_token,
     pair_steps,
+    policy_tokens,
     ragged_rewards,
     steps,
     weight,
@@ -155,6 +157,27 @@ def test_gradient_equals_finite_differences(name, data):
 )
 def test_weight_on_grad_log_pi(name, advantage, ratio, expected):
     assert weight(make(name), advantage, ratio) == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("aipo", {"ratio_cap": 1.0}),
+        ("cispo", {"ratio_cap": 1.0}),
+        ("cispo", {"ratio_floor": 1.0}),
+        ("scale_rl", {"ratio_cap": 1.0}),
+        ("p3o", {}),
+        ("ppo", {}),
+        ("grpo", {"clip_low": 0.0, "clip_high": 0.0}),
+    ],
+)
+def test_a_token_on_the_bound_itself_is_not_counted_as_clipped(name, params):
+    """r = 1, which has no rounding, on each bound: nothing is cut off, so clip fractions are 0."""
+    method = make(name, **params)
+    for advantage in (1, -1):
+        metrics = method.loss(policy_tokens(one_token(advantage, 1), method)).metrics
+        fractions = {key: x.item() for key, x in metrics.items() if key.endswith("_fraction")}
+        assert fractions and not any(fractions.values()), fractions
 
 
 @pytest.mark.parametrize("name", [name for name, expected in METHODS.items() if expected.advantage])

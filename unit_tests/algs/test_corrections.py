@@ -90,3 +90,23 @@ def test_one_bad_token_vetoes_its_whole_response_only():
     mu = step.old.copy()
     mu[1] -= np.log(5e-5)
     assert correct("veto", reference.dataclasses.replace(step, mu=mu)).keep.tolist() == [False] * 3 + [True] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "kept"),
+    [
+        ("token_mask", {"low": 1.0, "high": 2.0}, True),
+        ("token_mask", {"low": 0.5, "high": 1.0}, True),
+        ("sequence_mask", {"low": 1.0, "high": 2.0}, True),
+        ("sequence_mask", {"low": 0.5, "high": 1.0}, True),
+        ("geometric_mask", {"low": 1.0, "high": 2.0}, True),
+        ("geometric_mask", {"low": 0.5, "high": 1.0}, True),
+        ("veto", {"threshold": 1.0}, True),
+        ("veto", {"threshold": 1.0 + 2**-20}, False),
+    ],
+)
+def test_what_lies_on_a_bound_is_kept(name, params, kept):
+    """low <= rho <= high and "below the threshold": rho = 1, which has no rounding, on each bound."""
+    step = random_step([2], [3, 2], np.random.default_rng(0))
+    found = correct(name, reference.dataclasses.replace(step, mu=step.old), **params)
+    assert found.keep.all() if kept else not found.keep.any()

@@ -51,3 +51,14 @@ def test_a_response_of_probability_1_has_a_finite_loss_and_gradient(certain):
     values = method.loss(t).loss
     (slope,) = torch.autograd.grad(values.sum(), t.logprobs)
     assert torch.isfinite(values).all() and torch.isfinite(slope).all()
+
+
+def test_odds_of_an_almost_certain_response_keep_their_slope():
+    """At log P = -1e-4 the log odds rise by 1 / (1 - P), 10,000 for each unit of log P: such responses are not cut off."""
+    step = random_pairs([1, 1], np.random.default_rng(0))
+    logp, chosen = np.full(2, -1.0), step.chosen.index(True)
+    logp[chosen] = -1e-4
+    method = make("orpo")
+    t = policy_tokens(dataclasses.replace(step, logp=logp), method)
+    (slope,) = torch.autograd.grad(method.loss(t).metrics["chosen_reward"].sum(), t.logprobs)
+    assert slope[chosen].item() == pytest.approx(1e4, rel=1e-3)

@@ -13,6 +13,7 @@ from unit_tests.algs.method_checks import (
     critic_groups,
     gae_by_recursion,
     make,
+    one_token,
     policy_tokens,
     steps,
     weight,
@@ -54,6 +55,16 @@ def test_policy_loss_does_not_train_the_critic(step):
 def test_dual_clip_ends_the_weight_of_a_bad_token(advantage, ratio, expected):
     """With dual_clip 3 a token of advantage -1 has no weight past r = 3, where PPO alone would give -r."""
     assert weight(make("ppo", dual_clip=3.0), advantage, ratio) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(("dual_clip", "counted"), [(2.0, 0), (2.0 - 2**-20, 1)])
+def test_a_token_on_the_dual_clip_is_not_counted(dual_clip, counted):
+    """At r = dual_clip nothing is cut off yet."""
+    method = make("ppo", dual_clip=dual_clip)
+    t = policy_tokens(one_token(-1, 2), method)
+    t = dataclasses.replace(t, old_logprobs=t.logprobs - torch.tensor(2.0).log())
+    assert torch.exp(t.logprobs - t.old_logprobs).item() == 2.0
+    assert method.loss(t).metrics["dual_clip_fraction"].item() == counted
 
 
 @settings(max_examples=40)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -52,3 +54,10 @@ def test_pairs_are_sorted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "argsort", None)  # a second sort would fail
     t.pairs(torch.ones(2))
     t.on_pair_tokens(torch.ones(1))
+
+
+def test_a_trajectory_without_tokens_here_has_a_mean_of_0() -> None:
+    """0, and not the NaN of 0 / 0, which would poison the sum over trajectories."""
+    t = tokens([0, 1], [True, False])
+    t = dataclasses.replace(t, group=torch.tensor([0, 1, 1]))  # the third has no token
+    assert t.sequence_mean(torch.tensor([1.0, 3.0, 5.0, 5.0])).tolist() == [2, 5, 0]
