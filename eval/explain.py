@@ -5,7 +5,8 @@
     python -m eval.explain dpo --set beta=0.5                     weights against the margin of a pair
     python -m eval.explain my_lab.my_loss:Mine                    your own, from the folder that holds my_lab
 
-Everything is taken from the class docstring, from `Params`, or from the method itself, asked on made-up tokens.
+Everything is taken from the class docstring, from `Params`, or from the method itself, asked on made-up tokens. A method
+whose answer depends on how an update is cut into micro-batches is told so, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from algs.introspection import gradient_weights
 from algs.introspection.method_facts import reads
+from algs.introspection.split_check import split_problem
 from algs.method import PolicyMethod
 from algs.parts.gae import gae
 from algs.records import Groups
@@ -179,7 +181,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{name:<{width}}  {parts(find('method', name)).title}")
         return 0
     try:
-        print(explanation(given.method, method_from_text(given.method, given.set)))
+        method = method_from_text(given.method, given.set)
+        print(explanation(given.method, method))
+        if problem := split_problem(given.method, method):
+            raise ValueError(f"\n{problem}")
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1

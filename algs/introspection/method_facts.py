@@ -23,13 +23,13 @@ OPTIONAL = tuple(f.name for f in dataclasses.fields(PolicyTokens) if f.default i
 CHOSEN = (True, False, False, True, True, False)  # one of each group, so that each group is a pair too
 
 
-def made_up_tokens() -> PolicyTokens:
-    """Return sixteen tokens of six responses in three groups, with every optional field; the same at every call.
+def made_up_tokens(lengths: tuple[int, ...] = LENGTHS) -> PolicyTokens:
+    """Return the tokens of six responses in three groups, with every optional field; the same at every call.
 
     Ratios run from exp(-4) to exp(4), far on both sides of any usual clip; advantages have both signs. Each group is a
     pair, for methods that learn from preferences; for methods that learn from labels, each response has its own label.
     """
-    n = sum(LENGTHS)
+    n = sum(lengths)
     random = torch.Generator().manual_seed(0)
 
     def draw(low: float, high: float) -> Tensor:
@@ -43,7 +43,7 @@ def made_up_tokens() -> PolicyTokens:
         old_logprobs=logprobs + draw(-4, 4),
         advantages=draw(-2, 2),
         entropy=draw(0.1, 2),
-        sequence=torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS)),
+        sequence=torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)),
         group=torch.tensor(GROUPS),
         staleness=torch.arange(n) % 3,
         ref_logprobs=logprobs + draw(-4, 4),

@@ -35,12 +35,25 @@ def objective_problems(config: RLConfig) -> Iterator[Problem]:
         )
     for field in sorted(read & {"ref_logprobs", "values"} - method.needs()):
         yield "algorithm.name", f"the loss of '{name}' reads {field}, which its needs() must name to be given it"
+    yield from split_problems(name, method)
     yield from _advantage(config, method, read)
     yield from _corrections(config, read)
     yield from _kl(config, method)
     yield from _critic(config, has_critic="values" in method.needs())
     if outside := [step for step in config.capture.steps if not 1 <= step <= config.train.steps]:
         yield "capture.steps", f"{outside[0]} is not among the run's steps, 1 to {config.train.steps} (train.steps)"
+
+
+def split_problems(name: str, method: PolicyMethod) -> Iterator[Problem]:
+    """Yield what of the method's answer depends on how an update is cut into micro-batches."""
+    from algs.introspection.split_check import split_problem
+
+    try:
+        problem = _asked(f"loss() or update_sums() of '{name}'", split_problem, name, method)
+    except ValueError as error:
+        problem = str(error)
+    if problem:
+        yield "algorithm.name", problem
 
 
 def objective_warnings(config: RLConfig) -> Iterator[str]:

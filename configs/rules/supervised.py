@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from configs.blocks.supervised import SLConfig
 from configs.rules.lora import lora_problems, lora_warnings
+from configs.rules.objective import split_problems
 from configs.rules.passed_through import deepspeed_problems
 from configs.rules.problem import Problem
 from plugins.kinds import find, listed
@@ -22,6 +23,8 @@ def sl_problems(config: SLConfig) -> Iterator[Problem]:
             f"'{config.algorithm.name}' learns from responses it samples itself: run it with main_rl.py; here go "
             f"{', '.join(supervised)}",
         )
+    else:
+        yield from split_problems(config.algorithm.name, config.algorithm.make_method())
     if method.data == "pairs" and not train.share_prompts:
         yield (
             "train.share_prompts",

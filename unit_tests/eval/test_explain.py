@@ -167,3 +167,23 @@ def test_without_a_name_the_methods_are_listed(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(listed("method")) == sorted(listed("method"))
     assert {"grpo", "sft", "p3o"} <= set(listed("method")) and not {"explain", "method", "kl"} & set(listed("method"))
+
+
+class TopShare(Doubled):
+    """KL-Cov's mistake.
+
+    loss = -A log pi, twice for a fifth of the micro-batch
+    """
+
+    def loss(self, t: PolicyTokens) -> TokenLoss:
+        top = t.advantages >= t.advantages.quantile(0.8)
+        return TokenLoss(-(1 + top.float()) * t.advantages * t.logprobs, {"top": top.float()})
+
+
+def test_a_method_that_depends_on_the_split_is_refused(capsys):
+    """The screen is shown, then what differs and the way out; exit code 1."""
+    assert explain.main([f"{__name__}:TopShare"]) == 1
+    shown = capsys.readouterr()
+    assert "KL-Cov's mistake" in shown.out
+    assert re.search("TopShare' depends on how an update is cut into micro-batches: .* another loss", shown.err)
+    assert "update_sums()" in shown.err

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from configs.blocks.rl import RLConfig
+from configs.blocks.supervised import SLConfig
 from configs.reading.load import ConfigError, load
 from configs.rules.every_job import warnings_for
 
@@ -236,3 +237,47 @@ def test_parts_of_a_users_own_are_tried_before_anything_starts(own: None, overri
 def test_a_method_of_a_users_own_may_leave_the_advantage_to_the_objective(own: None) -> None:
     config = job(method("'my_rules_lab:Plain'"), "objective.advantage=rloo")
     assert config.objective.advantage is not None
+
+
+KL_COV = """
+from algs import advantages
+from algs.method import MethodParams, PolicyMethod
+from algs.records import TokenLoss
+
+
+class KLCov(PolicyMethod):
+    class Params(MethodParams):
+        share: float = 0.0002
+
+    def advantages(self, groups):
+        return advantages.group_zscore(groups)
+
+    def loss(self, t):
+        covariance = (t.advantages - t.advantages.mean()) * (t.logprobs - t.logprobs.mean()).detach()
+        top = covariance.topk(int(self.params.share * len(covariance))).indices
+        kl = (t.logprobs - t.old_logprobs)[top].abs()
+        return TokenLoss((-t.advantages * t.logprobs).index_add(0, top, kl))
+
+
+class Likely(KLCov):
+    data = "demonstrations"
+
+    def loss(self, t):
+        return TokenLoss(-t.logprobs * (t.logprobs > t.logprobs.mean()))
+"""
+
+
+@pytest.fixture
+def kl_cov(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "kl_cov_lab.py").write_text(KL_COV, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    return "kl_cov_lab"
+
+
+def test_a_method_that_depends_on_the_split_is_refused(kl_cov: str) -> None:
+    """KL-Cov takes a share of the micro-batch's tokens: named, with what differs and the way out, before anything starts."""
+    text = refusal(method(f"'{kl_cov}:KLCov'"))
+    assert f"algorithm.name: '{kl_cov}:KLCov' depends on how an update is cut into micro-batches" in text
+    assert "give another loss" in text and "let update_sums() return" in text
+    with pytest.raises(ConfigError, match="'kl_cov_lab:Likely' depends on how an update is cut"):
+        load("configs/sft.yaml", SLConfig, [method(f"'{kl_cov}:Likely'")])
