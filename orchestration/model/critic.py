@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from configs.blocks.rl import Model
 from orchestration.cluster.devices import DeviceSpec
-from orchestration.model.policy_model import ValueHead, load_policy, packed_hidden
+from orchestration.model.policy_model import KeptInFloat32, ValueHead, load_policy, packed_hidden
 from orchestration.model.prepared_batch import PreparedBatch
 
 
-class CriticModel(nn.Module):
+class CriticModel(KeptInFloat32):
     """Compute the value of the state before each action token of packed sequences."""
 
     def __init__(self, hf_model: Any) -> None:

@@ -93,7 +93,23 @@ def packed_hidden(hf_model: Any, batch: PreparedBatch) -> Tensor:
     return hidden[0].index_select(0, batch.positions)
 
 
-class PolicyModel(nn.Module):
+class KeptInFloat32(nn.Module):
+    """A model whose rotary frequencies, and buffers of which its family says so, stay float32 when it is cast, e.g. by
+    DeepSpeed. In bfloat16 frequencies are so coarse that distant positions are wrong, and a router's bias picks other
+    experts than the engine's."""
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> KeptInFloat32:
+        strict = {n for m in self.modules() for n in getattr(m, "_keep_in_fp32_modules_strict", None) or ()}
+        ends = ("inv_freq", *strict)
+        kept = {name: buffer.clone() for name, buffer in self.named_buffers() if name.endswith(ends)}
+        super()._apply(fn, recurse)
+        for name, buffer in self.named_buffers():
+            if name in kept and buffer.dtype != kept[name].dtype:
+                buffer.data = kept[name].to(buffer.device)
+        return self
+
+
+class PolicyModel(KeptInFloat32):
     """A Hugging Face causal language model whose forward pass returns what a policy loss needs.
 
     DeepSpeed wraps this module; `hf_model` is the model itself, to be saved and synchronised.
@@ -123,16 +139,6 @@ class PolicyModel(nn.Module):
         if self.value_head is None:
             return predicted
         return (*predicted, self.value_head(chosen if train_trunk_on_values else chosen.detach(), batch.rows))
-
-    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> PolicyModel:
-        """Keep rotary frequencies in float32 when the model is cast, e.g. by DeepSpeed: in bfloat16 they are so coarse
-        that distant positions are wrong."""
-        kept = {name: buffer.clone() for name, buffer in self.named_buffers() if name.endswith("inv_freq")}
-        super()._apply(fn, recurse)
-        for name, buffer in self.named_buffers():
-            if name in kept and buffer.dtype != kept[name].dtype:
-                buffer.data = kept[name].to(buffer.device)
-        return self
 
 
 def load_policy(

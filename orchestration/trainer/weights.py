@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 from configs.blocks.lora import Lora
 from data_feeds.chat.template import load_tokenizer
 from orchestration.model.adapter_files import ADAPTER_FOLDER, save_adapter
+from orchestration.model.checkpoint_names import as_in_checkpoint, saved_buffers
 from orchestration.model.lora import adapter_description, adapter_tensors, merged_tensors
 from orchestration.model.policy_model import PolicyModel
 from orchestration.model.reward_model_files import save_reward_model
@@ -32,10 +34,13 @@ class TrainedWeights:
         self.rank = torch.distributed.get_rank()
 
     def sent(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors for engines, in the compute dtype: full parameters by their Hugging Face names; with
+        """Yield the tensors for engines, in the compute dtype: the whole model as in its checkpoint; with
         `lora.sync: adapter` only the adapter's, by PEFT's names."""
         lora = self.settings.lora
-        yield from self._tensors(only_adapter=lora is not None and lora.sync == "adapter")
+        if lora is not None and lora.sync == "adapter":
+            yield from self._tensors(only_adapter=True)
+        else:
+            yield from as_in_checkpoint(self.policy.hf_model, self._tensors(only_adapter=False))
 
     def adapter_notice(self) -> dict[str, Any] | None:
         """Return what engines must know to use the adapter from `sent`; None when it gives a whole model."""
@@ -72,9 +77,11 @@ class TrainedWeights:
     def _tensors(self, only_adapter: bool) -> Iterator[tuple[str, Tensor]]:
         hf_model, train = self.policy.hf_model, self.settings.train
         if self.settings.lora is None:
-            return full_parameters(hf_model, train)
-        read = adapter_tensors if only_adapter else merged_tensors
-        return read(hf_model, lambda parameters: whole(parameters, train))
+            return itertools.chain(full_parameters(hf_model, train), saved_buffers(hf_model))
+        if only_adapter:
+            return adapter_tensors(hf_model, lambda parameters: whole(parameters, train))
+        merged = merged_tensors(hf_model, lambda parameters: whole(parameters, train))
+        return itertools.chain(merged, saved_buffers(hf_model))
 
     def _save_tensors(self, folder: Path, lora: Lora | None) -> None:
         """Write the whole model, or the adapter alone."""
