@@ -35,6 +35,7 @@ OLDEST_KERNEL = (5, 14)
 INSIDE_ID = 1000  # user and group of the command, as it sees itself
 NOBODY_ID = 65534  # the same, as the machine sees it when we are root; root's processes would not be counted
 NEW_ROOT = "/sys"  # any existing folder without anything the command needs; only this process sees it covered
+MOST_FILES = 4096  # an empty file takes memory of the kernel, which neither `size` nor a limit counts
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 
 # A judged program has no use for these system calls. They give memory that is not counted, other processes' memory,
@@ -147,9 +148,10 @@ def _enter_namespaces() -> bool:
 def _make_root(settings: dict[str, Any]) -> None:
     """Replace the root folder by `binds`, devices and an empty /tmp; then write the settings' files there."""
     _mount("none", "/", "", MS_REC | MS_PRIVATE)
-    _mount("tmpfs", NEW_ROOT, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=755")
+    _mount("tmpfs", NEW_ROOT, "tmpfs", MS_NOSUID | MS_NODEV, f"size=1m,nr_inodes={MOST_FILES},mode=755")
     os.mkdir(f"{NEW_ROOT}/tmp")  # before the binds, because Python may be installed below the machine's /tmp
-    _mount("tmpfs", f"{NEW_ROOT}/tmp", "tmpfs", MS_NOSUID | MS_NODEV, f"size={settings['scratch_bytes']},mode=1777")
+    options = f"size={settings['scratch_bytes']},nr_inodes={MOST_FILES},mode=1777"
+    _mount("tmpfs", f"{NEW_ROOT}/tmp", "tmpfs", MS_NOSUID | MS_NODEV, options)
     for path in (*settings["binds"], *DEVICES):
         target = NEW_ROOT + path
         os.makedirs(os.path.dirname(target), exist_ok=True)

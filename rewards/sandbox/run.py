@@ -5,6 +5,7 @@ rewards/sandbox/jail.py confines the program. This file says what the program ge
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import json
 import math
@@ -166,10 +167,14 @@ def _outermost(paths: Iterable[str]) -> list[str]:
 
 
 def _file_of(content: bytes) -> int:
-    """Return a file in memory that holds `content`. Unlike a pipe, it takes any amount while nobody reads."""
-    fd = os.memfd_create("sandbox", 0)
+    """Return a file in memory that holds `content`. Unlike a pipe, it takes any amount while nobody reads.
+
+    Nobody can write to it, because what a program adds would be memory that no limit counts.
+    """
+    fd = os.memfd_create("sandbox", os.MFD_ALLOW_SEALING)
     with os.fdopen(os.dup(fd), "wb") as file:
         file.write(content)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
     os.lseek(fd, 0, os.SEEK_SET)
     return fd
 

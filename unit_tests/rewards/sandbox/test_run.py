@@ -92,6 +92,29 @@ def test_the_scratch_folder_is_bounded_as_a_whole(namespaces: str) -> None:
     assert ran(program, scratch_mb=4).output == b"28\n"  # ENOSPC
 
 
+def test_empty_files_are_counted(namespaces: str) -> None:
+    program = """
+        import os
+        made = 0
+        try:
+            for n in range(10**5):
+                os.mknod(str(n)); made += 1
+        except OSError as error:
+            print(error.errno, made < 4096)
+    """
+    assert ran(program).output == b"28 True\n"  # ENOSPC
+
+
+def test_the_input_cannot_be_made_longer(isolation: Any) -> None:
+    program = """
+        import os
+        for fd in (0, os.open("/proc/self/fd/0", os.O_WRONLY) if os.access("/proc/self/fd/0", os.W_OK) else 0):
+            try: print(os.pwrite(fd, b"x" * 2**20, 3))
+            except OSError as error: print(error.errno in (1, 9), os.fstat(0).st_size)
+    """
+    assert ran(program, isolation, b"abc").output == b"True 3\n" * 2  # EPERM
+
+
 def test_no_variable_of_ours_is_seen(isolation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_KEY", "very-secret")
     assert b"secret" not in ran("import os; print(os.environ)", isolation).output
