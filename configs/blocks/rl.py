@@ -145,10 +145,16 @@ class Reward(Block):
     timeout_seconds: float = Field(
         10.0, gt=0, description="A score that takes longer is an error; its process is killed and replaced."
     )
+    first_timeout_seconds: float = Field(
+        120.0,
+        gt=0,
+        description="The same limit for the first score of a scoring process, which may load a model or data; "
+        "timeout_seconds where that is longer.",
+    )
     on_error: Literal["drop", "zero"] = Field(
         "drop",
-        description="A response whose scoring failed leaves its group's baseline and the loss (drop) or is paid 0 "
-        "(zero); both are counted.",
+        description="A response whose scoring failed, Inf and NaN included, leaves its group's baseline and the loss "
+        "(drop) or is paid 0 (zero); both are counted.",
     )
     max_error_rate: float = Field(
         0.2, ge=0, le=1, description="The run stops when more than this share of a step's responses failed to score."

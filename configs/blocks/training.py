@@ -27,7 +27,7 @@ class Optimization(Block):
     max_skipped_in_a_row: int = Field(
         3,
         ge=1,
-        description="An update with an Inf or NaN in a reward, advantage, loss or gradient is skipped on all ranks and kept "
+        description="An update with an Inf or NaN in an advantage, loss or gradient is skipped on all ranks and kept "
         "for the step debugger; after this many in a row the run writes a checkpoint and stops.",
     )
     max_tokens_per_micro_batch: int = Field(4096, ge=1, description="Tokens packed into one forward pass per rank.")

@@ -165,6 +165,10 @@ def _figures(metrics: Mapping[str, float], accuracy: float | None) -> list[str]:
         figures.append(f"reward {metrics['reward/mean']:.3f}")
     elif "train/loss" in metrics and "rollout/responses" not in metrics:  # in RL the size of the loss says little
         figures.append(f"loss {metrics['train/loss']:.4f}")
+    if metrics.get("reward/errors"):
+        figures.append(f"reward errors {metrics['reward/errors']:.0f} of {metrics['rollout/responses']:.0f}")
+    if metrics.get("eval/errors"):
+        figures.append(f"held-out reward errors {metrics['eval/errors']:.0f}")
     if "eval/loss" in metrics:
         figures.append(f"held-out loss {metrics['eval/loss']:.4f}")
     if accuracy is not None:

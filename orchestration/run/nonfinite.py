@@ -12,7 +12,7 @@ class NonFiniteError(RuntimeError):
 def not_finite_message(step: int, skipped_in_a_row: int, run: RunDirectory) -> str:
     """Return the message that ends the run: what happened, which checkpoint is from before it, how to look into it."""
     return (
-        f"step {step}: {skipped_in_a_row} updates in a row had an Inf or NaN in a reward, advantage, loss or gradient "
+        f"step {step}: {skipped_in_a_row} updates in a row had an Inf or NaN in an advantage, loss or gradient "
         "and were skipped (train.max_skipped_in_a_row). The policy as it was before them is in "
         f"{checkpoints(run.path)[-1]}. Look at the updates with: "
         f"python -m orchestration.step_debugger {run.path / CAPTURED_STEPS}"

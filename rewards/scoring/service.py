@@ -26,6 +26,9 @@ from records.rollout import Group, Trajectory
 from rewards.scoring.worker import LENGTH, PartSpec, Score
 
 START_SECONDS = 60.0  # limit for importing the reward functions
+FIRST_TRIES = 3  # after so many processes in a row without an answer, further ones get the ordinary limit
+LIMIT = "reward.timeout_seconds"
+FIRST_LIMIT = "reward.first_timeout_seconds, for a process's first score and what it loads"
 CANCEL_SECONDS = 1.0  # limit for a cancelled async function to end
 NOT_SCORED_AS_GROUP = "a part of the reward is of the whole group, and the group was not scored"
 
@@ -53,6 +56,8 @@ class ScoringService:
         # a time: then no other trajectory can be to blame, and something from outside will hardly kill a process twice.
         self._alone, self._alone_turn = _Slot(), asyncio.Lock()
         self._has_group_part = False
+        self._first_limit = max(reward.first_timeout_seconds, reward.timeout_seconds)
+        self._lost_first = 0  # how many processes in a row were killed before their first answer
         self._closed = False
 
     async def start(self) -> None:
@@ -75,8 +80,7 @@ class ScoringService:
         """Fill in the trajectory's reward, reward_parts, reward_error and reward_seconds, and return it.
 
         Nothing that a reward function does raises here. An exception, a time-out, a dead process or an answer that is
-        no number becomes `reward_error`, and the reward becomes None (or 0 with `on_error: zero`). Inf and NaN are
-        numbers: they become the reward, and the update deals with them.
+        no finite number becomes `reward_error`, and the reward becomes None (or 0 with `on_error: zero`).
         """
         assert not self._closed, "the scoring service is closed"
         result = await self._score(trajectory)
@@ -146,7 +150,15 @@ class ScoringService:
             process = await self._process(slot)
         except ValueError as error:
             return Score(None, error=f"{self._names}: the scoring process could not be started again: {error}")
-        return await process.score(subject, self.reward.timeout_seconds)
+        is_first = not process.has_answered and self._lost_first < FIRST_TRIES
+        limit = self._first_limit if is_first else self.reward.timeout_seconds
+        try:
+            result = await process.score(subject, limit, FIRST_LIMIT if is_first else LIMIT)
+        except _Lost as lost:
+            self._lost_first += is_first and lost.seconds >= limit
+            raise
+        self._lost_first = 0
+        return result
 
     async def _process(self, slot: _Slot) -> _Process:
         """Return the slot's process; start one when there is none or it was lost."""
@@ -154,7 +166,7 @@ class ScoringService:
             if self._closed:
                 raise ValueError("the scoring service is closed")
             if slot.process is None or slot.process.is_lost:
-                slot.process = _Process(self._names, 2 * self.reward.timeout_seconds + 10)
+                slot.process = _Process(self._names, 2 * self._first_limit + 10)
                 await slot.process.prepare(self._specs)
             return slot.process
 
@@ -181,7 +193,7 @@ class _Process:
 
     def __init__(self, names: str, limit_seconds: float) -> None:
         self.names = names
-        self.is_lost = False
+        self.is_lost = self.has_answered = False
         self.has_async = self.has_group_part = False
         self._numbers = itertools.count()
         self._open: dict[int, asyncio.Future[Score | list[Score]]] = {}
@@ -231,8 +243,11 @@ class _Process:
             raise ValueError(error)
         self._listening = asyncio.create_task(self._listen())
 
-    async def score(self, subject: Trajectory | Group, timeout_seconds: float) -> Score | list[Score]:
-        """Return the scores of a trajectory or group; without an answer in time, kill the process and raise _Lost."""
+    async def score(self, subject: Trajectory | Group, timeout_seconds: float, limit: str) -> Score | list[Score]:
+        """Return the scores of a trajectory or group; without an answer in time, kill the process and raise _Lost.
+
+        limit: the key that sets timeout_seconds, for the message.
+        """
         try:
             message = pickle.dumps((number := next(self._numbers), subject), protocol=pickle.HIGHEST_PROTOCOL)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
@@ -251,7 +266,7 @@ class _Process:
                 await asyncio.wait({answer}, timeout=seconds)
                 if answer.done():
                     return answer.result()
-            text = f"{self.names}: no answer within {timeout_seconds:g} s"
+            text = f"{self.names}: no answer within {timeout_seconds:g} s ({limit})"
             if len(self._open) > 1:
                 self._send(pickle.dumps((number, None)))
                 if (await asyncio.wait({answer}, timeout=CANCEL_SECONDS))[0] and answer.exception() is None:
@@ -296,6 +311,7 @@ class _Process:
                 if score is None:
                     self._started[number] = self._last_message
                 elif not self._open[number].done():
+                    self.has_answered = True
                     self._open[number].set_result(score)
         except (EOFError, OSError):
             if not self.is_lost:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import inspect
+import math
 import os
 import pickle
 import select
@@ -97,7 +98,10 @@ def call_parts(subject: Trajectory | Group, parts: Parts) -> list[Any]:
 
 
 def summed(parts: Parts, outcomes: list[Any], seconds: float) -> Score:
-    """Return the weighted sum of the parts' values as a Score, whose reward is None when any part failed."""
+    """Return the weighted sum of the parts' values as a Score, whose reward is None when any part failed.
+
+    A part fails when it raises, or pays what is no number, Inf or NaN.
+    """
     total, by_name, errors = 0.0, {}, []
     for (spec, _), outcome in zip(parts, outcomes, strict=True):
         try:
@@ -105,13 +109,16 @@ def summed(parts: Parts, outcomes: list[Any], seconds: float) -> Score:
                 raise outcome.error
             paid, counters = (outcome.value, outcome.counters) if isinstance(outcome, Counted) else (outcome, {})
             values = named_values(paid, spec.label)
+            wrong = {name: value for name, value in values.items() if not math.isfinite(value)}
+            if wrong and spec.weight:  # a part with weight 0 is only logged
+                raise ValueError(f"it returned {', '.join(f'{name} = {value}' for name, value in wrong.items())}")
             by_name.update(values)
             by_name.update(named_values(counters, spec.label) if counters else {})
         except BaseException as error:  # noqa: BLE001
             tail = "".join(traceback.format_exception(error)).rstrip().splitlines()[-TRACEBACK_LINES:]
             errors.append(f"{spec.label}: {type(error).__name__}: {error}\n" + "\n".join(tail))
             continue
-        if spec.weight:  # a part with weight 0 is only logged; its NaN must not become the reward's
+        if spec.weight:  # 0 times NaN is NaN
             total += spec.weight * sum(values.values())
     return Score(None if errors else total, by_name, "\n".join(errors) or None, seconds)
 
@@ -133,8 +140,6 @@ def _per_member(outcome: Any, count: int) -> list[Any]:
 
 def named_values(value: Any, label: str) -> dict[str, float]:
     """Return a function's value as named numbers: {label: x}, or {label/key: x} for each key of a dict.
-
-    Inf and NaN stay as they are.
 
     Raises:
         TypeError: the value is no number and no dict of numbers.

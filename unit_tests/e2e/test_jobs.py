@@ -69,17 +69,30 @@ def reward_of(user_folder: Path, name: str, body: str) -> dict:
     return {"parts": [{"function": "exact_match"}, {"function": f"{name}:score", "weight": 0.1}]}
 
 
-NAN_IN_STEP_2 = """\
-    is_second = trajectory.group_id.startswith("train-2-")
-    return float("nan") if is_second and trajectory.sample == 0 else 0.0
+NAN_IN_CALL = """\
+import torch
+from algs.advantages import group_mean
+from algs.records import Groups
+
+calls = []
+
+def advantage(groups: Groups):
+    calls.append(None)
+    return group_mean(groups) * torch.where(torch.tensor(len(calls) in {calls}), torch.nan, 1.0)
 """
 
 
-def test_a_reward_that_is_nan_once_costs_one_step(stack: SharedStack, user_folder: Path) -> None:
+def nan_advantage(user_folder: Path, name: str, calls: str) -> dict:
+    """The objective block of an own advantage that is NaN in these of its calls."""
+    (user_folder / f"{name}.py").write_text(NAN_IN_CALL.replace("{calls}", calls))
+    return {"advantage": {"function": f"{name}:advantage"}}
+
+
+def test_an_advantage_that_is_nan_once_costs_one_step(stack: SharedStack, user_folder: Path) -> None:
     """Alone catches a rank that takes a step which another skipped, and a step that is not kept for the step
     debugger."""
-    reward = reward_of(user_folder, "nan_once", NAN_IN_STEP_2)
-    done = stack.run({"reward": reward, "train": {"updates_per_step": 1}})
+    objective = nan_advantage(user_folder, "nan_once", "(2,)")
+    done = stack.run({"objective": objective, "train": {"updates_per_step": 1}})
     assert [row["step"] for row in done.rows] == [0, 1, 2, 3]
     assert [row["train/skipped_updates"] for row in done.rows[1:]] == [0, 1, 0]
     moved = [after != before for before, after in zip(done.weights, done.weights[1:], strict=False)]
@@ -87,13 +100,16 @@ def test_a_reward_that_is_nan_once_costs_one_step(stack: SharedStack, user_folde
     assert [path.name for path in (done.path / "captured_steps").iterdir()] == ["step_000002_update_0"]
     kept = {path.name for path in (done.path / "captured_steps" / "step_000002_update_0").iterdir()}
     assert {"rank_0.pkl", "rank_1.pkl", "policy"} <= kept
-    assert [s["reward"] for s in read_samples(done.path, 2)].count("NaN") == 8
+    assert {s["advantage"] for s in read_samples(done.path, 2)} == {"NaN"}
 
 
-def test_a_reward_that_is_always_nan_stops_the_run(stack: SharedStack, user_folder: Path) -> None:
+def test_an_advantage_that_is_always_nan_stops_the_run(stack: SharedStack, user_folder: Path) -> None:
     """Alone catches a run that goes on for ever, or a checkpoint of spoilt weights."""
-    reward = reward_of(user_folder, "nan_always", '    return float("nan")\n')
-    done = stack.run({"reward": reward, "train": {"steps": 10, "max_skipped_in_a_row": 4}}, raises=NonFiniteError)
+    job = {
+        "objective": nan_advantage(user_folder, "nan_always", "range(99)"),
+        "train": {"steps": 10, "max_skipped_in_a_row": 4},
+    }
+    done = stack.run(job, raises=NonFiniteError)
     (checkpoint,) = checkpoints(done.path)
     assert str(checkpoint) in str(done.error) and "orchestration.step_debugger" in str(done.error)
     assert checkpoint.name == "step_000002"  # two updates a step

@@ -41,6 +41,16 @@ def test_a_pipe_gets_one_plain_line_a_step() -> None:
     assert "\x1b" not in stream.getvalue()
 
 
+def test_responses_that_could_not_be_scored_are_shown() -> None:
+    stream = io.StringIO()
+    console = Console("grpo", steps=2, stream=stream)
+    console.step(1, {**METRICS, "reward/errors": 0, "rollout/responses": 512, "eval/errors": 0})
+    console.step(2, {**METRICS, "reward/errors": 25, "rollout/responses": 512, "eval/errors": 3})
+    without, with_errors = stream.getvalue().splitlines()
+    assert "errors" not in without
+    assert "reward 0.500  reward errors 25 of 512  held-out reward errors 3" in with_errors
+
+
 def test_remaining_time_is_judged_by_the_last_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])

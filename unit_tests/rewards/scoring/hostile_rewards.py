@@ -45,6 +45,17 @@ def ignore_sigterm(folder: str) -> float:
         pass
 
 
+LOADED: list[bool] = []
+
+
+def loads(trajectory: Any) -> float:
+    """Take two seconds in a process's first score."""
+    if not LOADED:
+        time.sleep(2.0)
+        LOADED.append(True)
+    return 0.5
+
+
 def leave_a_child(folder: str) -> float:
     child = subprocess.Popen(["sleep", "1000"])
     Path(folder, "pids").write_text(f"{os.getpid()} {child.pid}")

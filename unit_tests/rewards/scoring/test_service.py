@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,6 +31,7 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def block(*parts: dict[str, Any], **settings: Any) -> Reward:
+    settings = {"first_timeout_seconds": settings.get("timeout_seconds", 10), **settings}
     return Reward(parts=list(parts) or [{"function": "hostile_rewards:by_response"}], **settings)  # type: ignore[arg-type]
 
 
@@ -163,13 +165,24 @@ def test_only_the_hanging_sample_fails() -> None:
     assert all(t.reward == 0.5 for t in done if t.reward is not None)
 
 
-def test_inf_and_nan_are_rewards_and_no_errors() -> None:
+def test_inf_and_nan_are_errors_of_their_responses() -> None:
     nan, infinite, good = scored(block(), "nan", "infinite", "good")
-    assert nan.reward is not None and math.isnan(nan.reward) and math.isnan(nan.reward_parts["by_response"])
-    assert infinite.reward == math.inf
-    assert infinite.reward_parts == {"by_response/fine": 1.0, "by_response/huge": math.inf}
-    assert good.reward == 0.5
-    assert nan.reward_error is infinite.reward_error is good.reward_error is None
+    assert nan.reward is infinite.reward is None and infinite.reward_parts == {}
+    assert "by_response: ValueError: it returned by_response = nan" in (nan.reward_error or "")
+    assert "it returned by_response/huge = inf" in (infinite.reward_error or "")
+    assert good.reward == 0.5 and good.reward_error is None
+    zero = scored(block(on_error="zero"), "nan")[0]
+    assert zero.reward == 0.0 and "nan" in (zero.reward_error or "")
+
+
+def test_what_a_process_loads_for_its_first_score_has_a_limit_of_its_own() -> None:
+    first = block({"function": "hostile_rewards:loads"}, timeout_seconds=0.5, first_timeout_seconds=60.0)
+    assert [t.reward for t in scored(first, "x", "y")] == [0.5, 0.5]
+    hanging = scored(block(timeout_seconds=0.2, first_timeout_seconds=0.4), *["sleep_forever"] * 4)
+    keys = [re.findall(r"within (\S+) s \((reward\.\w+)", t.reward_error or "") for t in hanging]
+    assert keys == 3 * [[("0.4", "reward.first_timeout_seconds")]] + [[("0.2", "reward.timeout_seconds")]]
+    late = scored(block(timeout_seconds=0.5, first_timeout_seconds=60.0), "good", "sleep_forever")[1]
+    assert "no answer within 0.5 s (reward.timeout_seconds)" in (late.reward_error or "")
 
 
 def test_a_part_of_weight_zero_is_only_looked_at() -> None:
