@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import secrets
+import socket
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,10 +22,11 @@ from records.rollout import Trajectory
 from rewards.sandbox import run as sandbox
 from rewards.sandbox.code_tests import Case, CodeCase, StdinCase, ValueCase, read_cases
 from rewards.sandbox.run import Isolation, Limits
+from rewards.scoring.counted import Counted
 
 OPENING = re.compile(r"[ \t]*```[ \t]*(\w*)")
 PYTHON = ("", "py", "python", "python3")
-DRIVER = Path(__file__).with_name("sandbox") / "driver.py"
+SANDBOX = Path(__file__).with_name("sandbox")
 
 
 def _sandbox_stands(isolation: Isolation, **_: Any) -> None:
@@ -41,7 +45,7 @@ def code_execution(
     memory_mb: Annotated[int, Field(ge=32)] = 512,
     processes: Annotated[int, Field(ge=1)] = 8,
     scratch_mb: Annotated[int, Field(ge=1)] = 64,
-) -> float:
+) -> Counted:
     """Return the share of the row's tests that the response's program passes; with `pay: all`, 1 if it passes all, else
     0.
 
@@ -54,11 +58,12 @@ def code_execution(
     seconds above it. The other limits are per process (`scratch_mb` also in sum). `isolation: namespaces` needs user
     namespaces, and the run does not start without them; `limits_only` prevents excessive use and nothing else.
 
-    Expected outputs, and values in `assert expression == literal`, never enter the sandbox. Other asserts and
-    statements are judged in the program's own interpreter, where a program that tries to could report success itself.
+    Nothing is judged where the program runs. Expected outputs, and values in `assert f(literals) == literal`, never
+    enter the sandbox; other tests run in a second one, and get plain values from the program. A test that an object of
+    the program's own would decide is not paid and counted as `unproven`.
 
     Raises:
-        ValueError: the row has no tests, or they cannot be read.
+        ValueError: the row has no tests, or they cannot be read, or one cannot be judged.
         RuntimeError: the sandbox cannot be set up.
     """
     prompt = trajectory.prompt
@@ -69,15 +74,19 @@ def code_execution(
     setup = "" if setup_column is None else str(prompt.columns.get(setup_column) or "")
     program = find_program(trajectory.response) if take == "block" else trajectory.response
     if program is None:
-        return 0.0
+        return Counted(0.0, {"unproven": 0})
     limits = Limits(seconds, memory_mb, processes, scratch_mb)
     judged = _on_stdin if isinstance(cases[0], StdinCase) else _in_one_run
-    passed = 0
-    for case_passed in judged(program, setup, cases, limits, isolation):
-        if pay == "all" and not case_passed:
-            return 0.0
-        passed += case_passed
-    return passed / len(cases)
+    passed: list[bool | None] = []
+    try:
+        for case_passed in judged(program, setup, cases, limits, isolation):
+            passed.append(case_passed)
+            if pay == "all" and not case_passed:
+                break
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+    paid = sum(map(bool, passed)) / len(cases)
+    return Counted(paid if pay == "share" else float(paid == 1), {"unproven": passed.count(None)})
 
 
 def find_program(response: str) -> str | None:
@@ -95,7 +104,9 @@ def find_program(response: str) -> str | None:
     return found
 
 
-def _on_stdin(program: str, setup: str, cases: list[Case], limits: Limits, isolation: Isolation) -> Iterator[bool]:
+def _on_stdin(
+    program: str, setup: str, cases: list[Case], limits: Limits, isolation: Isolation
+) -> Iterator[bool | None]:
     deadline = time.monotonic() + limits.seconds
     text = f"{setup}\n{program}" if setup else program
     for case in cases:
@@ -110,29 +121,49 @@ def _on_stdin(program: str, setup: str, cases: list[Case], limits: Limits, isola
         yield ran.exit_code == 0 and case.passes(ran.output.decode(errors="replace"))
 
 
-def _in_one_run(program: str, setup: str, cases: list[Case], limits: Limits, isolation: Isolation) -> Iterator[bool]:
+def _in_one_run(
+    program: str, setup: str, cases: list[Case], limits: Limits, isolation: Isolation
+) -> Iterator[bool | None]:
+    """Yield for each case whether it passed; None when an object of the program's own would have decided.
+
+    The program runs in one sandbox. Tests in Python run in another, and talk with it in plain values.
+    """
+    values = {i: case for i, case in enumerate(cases) if isinstance(case, ValueCase)}
+    tests = {i: case.code for i, case in enumerate(cases) if isinstance(case, CodeCase)}
     word = secrets.token_hex(16)
-    codes = [
-        {"code": c.expression if isinstance(c, ValueCase) else c.code, "is_expression": isinstance(c, ValueCase)}
-        for c in cases
-        if isinstance(c, ValueCase | CodeCase)
-    ]
-    task = {"word": word, "program": program, "setup": setup, "cases": codes}
-    command = [sys.executable, "-I", "driver.py"]
-    ran = sandbox.run(
-        command, {"driver.py": DRIVER.read_text()}, json.dumps(task).encode(), limits, isolation=isolation
-    )
-    values: dict[int, str] = {}
-    for line in ran.result.decode(errors="replace").splitlines():
-        try:
-            line_word, index, value = json.loads(line)
-        except (
-            ValueError,
-            TypeError,
-            RecursionError,
-        ):  # the program wrote this line, or was stopped in the middle of it
-            continue
-        if line_word == word and isinstance(index, int) and isinstance(value, str):
-            values.setdefault(index, value)
-    for index, case in enumerate(cases):
-        yield index in values and case.passes(values[index])
+    task = {"word": word, "program": program, "setup": setup, "expressions": [c.expression for c in values.values()]}
+    with ThreadPoolExecutor(1) as side:
+        channel = None
+        if tests:
+            channel, other_end = (end.detach() for end in socket.socketpair())
+            given = {"setup": setup, "tests": list(tests.values())}
+            testing = side.submit(_run_side, "tester", given, limits, isolation, other_end)
+        found: dict[int, str] = {}
+        for line in _run_side("driver", task, limits, isolation, channel):
+            if len(line) == 3 and line[0] == word and isinstance(line[1], int) and isinstance(line[2], str):
+                found.setdefault(line[1], line[2])
+        verdicts = {line[0]: line[1:] for line in testing.result()} if tests else {}
+    passed: dict[int, bool | None] = {}
+    for index, (place, case) in enumerate(values.items()):
+        passed[place] = index in found and case.passes(found[index])
+    for index, (place, code) in enumerate(tests.items()):
+        verdict, why = verdicts.get(index, ("failed", ""))
+        if verdict == "unjudged":
+            raise ValueError(f"the test {code[:80]!r} cannot be judged: {why}; correct the row, or leave it out")
+        passed[place] = None if verdict == "unproven" else verdict == "passed"
+    yield from (passed[place] for place in range(len(cases)))
+
+
+def _run_side(name: str, task: dict[str, Any], limits: Limits, isolation: Isolation, channel: int | None) -> list[Any]:
+    """Run rewards/sandbox/<name>.py, and return the lists in its result."""
+    files = {file: (SANDBOX / file).read_text() for file in (f"{name}.py", "plain_values.py")}
+    command = [sys.executable, "-I", f"{name}.py"]
+    ran = sandbox.run(command, files, json.dumps(task).encode(), limits, isolation=isolation, channel=channel)
+    lines = []
+    for text in ran.result.decode(errors="replace").splitlines():
+        with contextlib.suppress(
+            ValueError, RecursionError
+        ):  # the program wrote it, or was stopped in the middle of it
+            if isinstance(line := json.loads(text), list):
+                lines.append(line)
+    return lines

@@ -20,7 +20,9 @@ METRICS: dict[str, Metric] = {
         "share", "Share of scored responses whose reward is at least reward.pass_threshold.", "Pass rate"
     ),
     "reward/errors": Metric(
-        "responses", "Responses whose scoring raised, ran out of time or gave Inf or NaN. Never a silent 0.", "Reward errors"
+        "responses",
+        "Responses whose scoring raised, ran out of time or gave Inf or NaN. Never a silent 0.",
+        "Reward errors",
     ),
     "reward/error_rate": Metric("share", "reward/errors divided by rollout/responses.", "Reward errors (share)"),
     "rollout/responses": Metric("responses", "Responses sampled in the step.", "Responses"),

@@ -39,12 +39,9 @@ class ValueCase:
 
 @dataclass(frozen=True)
 class CodeCase:
-    """A test of statements that pass when they raise nothing, in the program's own interpreter."""
+    """A test of statements that pass when they raise nothing. rewards/sandbox/tester.py runs them."""
 
     code: str
-
-    def passes(self, value: str) -> bool:
-        return True
 
 
 Case = StdinCase | ValueCase | CodeCase
@@ -125,7 +122,10 @@ def _from_code(code: str, where: str) -> list[Case]:
 
 
 def _from_assert(statement: ast.Assert) -> Case:
-    """Return a case that is compared outside the sandbox for `assert expression == literal`, either way round."""
+    """Return a case that is compared outside the sandbox for `assert f(literals) == literal`, either way round.
+
+    In a longer expression the program's own objects could say what they like about themselves.
+    """
     test = statement.test
     if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq | ast.Is):
         same = isinstance(test.ops[0], ast.Is)
@@ -134,9 +134,20 @@ def _from_assert(statement: ast.Assert) -> Case:
                 expected = ast.literal_eval(literal)
             except (ValueError, TypeError):
                 continue
-            if not same or expected is None or isinstance(expected, bool):
+            if _is_plain_call(expression) and (not same or expected is None or isinstance(expected, bool)):
                 return ValueCase(ast.unparse(expression), expected, same)
     return CodeCase(ast.unparse(statement))
+
+
+def _is_plain_call(expression: ast.expr) -> bool:
+    if not isinstance(expression, ast.Call) or not isinstance(expression.func, ast.Name):
+        return False
+    try:
+        for argument in (*expression.args, *(keyword.value for keyword in expression.keywords)):
+            ast.literal_eval(argument)
+    except (ValueError, TypeError):
+        return False
+    return True
 
 
 def _lines(text: str) -> list[str]:

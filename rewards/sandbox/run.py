@@ -25,6 +25,7 @@ Isolation = Literal["namespaces", "limits_only"]
 JAIL = str(Path(__file__).with_name("jail.py"))
 SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 RESULT_FD = "RESULT_FD"  # the command's environment variable with the pipe it may write to besides stdout
+CHANNEL_FD = "CHANNEL_FD"
 START_SECONDS = 10.0  # limit for the start of the jail itself, on a busy machine
 END_SECONDS = 2.0
 ERROR_BYTES = 4096
@@ -58,9 +59,17 @@ class Ran:
 
 
 def run(
-    command: list[str], files: dict[str, str], given: bytes = b"", limits: Limits = Limits(), *, isolation: Isolation
+    command: list[str],
+    files: dict[str, str],
+    given: bytes = b"",
+    limits: Limits = Limits(),
+    *,
+    isolation: Isolation,
+    channel: int | None = None,
 ) -> Ran:
     """Run a command on the given standard input in a folder with the given text files. The folder is gone afterwards.
+
+    channel: an end of a socket for the command, which finds its number in CHANNEL_FD. It is closed here.
 
     With `limits_only` there is no isolation: the program can read this user's files and processes, use the network and
     leave processes behind. That stops accidents, not attacks.
@@ -70,6 +79,9 @@ def run(
     """
     pipes = {name: os.pipe() for name in ("output", "errors", "result", "status")}
     settings = _settings(command, files, limits, isolation, pipes["result"][1])
+    channels = [] if channel is None else [channel]
+    if channel is not None:
+        settings["environment"][CHANNEL_FD] = str(channel)
     inputs = [_file_of(json.dumps(settings).encode()), _file_of(given)]
     started = time.monotonic()
     try:
@@ -78,11 +90,11 @@ def run(
             stdin=inputs[1],
             stdout=pipes["output"][1],
             stderr=pipes["errors"][1],
-            pass_fds=[inputs[0], pipes["status"][1], pipes["result"][1]],
+            pass_fds=[inputs[0], pipes["status"][1], pipes["result"][1], *channels],
             env={},
         )
     finally:
-        for fd in (*inputs, *(write_end for _, write_end in pipes.values())):
+        for fd in (*inputs, *channels, *(write_end for _, write_end in pipes.values())):
             os.close(fd)
     try:
         texts, ended = _read_all({name: read_end for name, (read_end, _) in pipes.items()}, limits)

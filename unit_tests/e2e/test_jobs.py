@@ -77,7 +77,7 @@ from algs.records import Groups
 calls = []
 
 def advantage(groups: Groups):
-    calls.append(None)
+    calls.extend(groups.rewards[31:32])  # not when it is tried on made-up groups
     return group_mean(groups) * torch.where(torch.tensor(len(calls) in {calls}), torch.nan, 1.0)
 """
 
