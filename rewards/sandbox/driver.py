@@ -5,6 +5,7 @@ pipe gets a line [word, index, the value as Python writes it]. Expected values s
 tester.py runs in a sandbox of its own: whatever the program does in this process, it can only give other answers.
 """
 
+import importlib
 import json
 import os
 import sys
@@ -16,8 +17,7 @@ from typing import Any
 
 def main() -> None:
     sys.path.insert(0, os.getcwd())
-    import plain_values
-
+    plain_values = importlib.import_module("plain_values")  # the copy beside this file in the sandbox
     task = json.load(sys.stdin)
     result = os.fdopen(int(os.environ.pop("RESULT_FD")), "w")
     channel_fd = os.environ.pop("CHANNEL_FD", None)
@@ -44,7 +44,7 @@ def main() -> None:
         result.flush()
     if channel_fd is None:
         return
-    kept = _Kept(module.__dict__)
+    kept = _Kept(module.__dict__, plain_values.packed)
     with os.fdopen(int(channel_fd), "rb") as reader, os.fdopen(os.dup(reader.fileno()), "wb", buffering=0) as writer:
         while True:
             writer.write(_answer(plain_values, kept, plain_values.receive(reader)))
@@ -53,15 +53,13 @@ def main() -> None:
 class _Kept:
     """What the tester knows by a number, because it is no plain value."""
 
-    def __init__(self, names: dict[str, Any]) -> None:
-        self.names = names
+    def __init__(self, names: dict[str, Any], packed: Callable[..., Any]) -> None:
+        self.names, self.packed = names, packed
         self.values: list[Any] = []
 
     def handle(self, value: Any) -> dict[str, Any]:
         if hasattr(value, "__len__") and hasattr(value, "__iter__"):  # a range, a dictionary's keys
-            import plain_values
-
-            return {"list": [plain_values.packed(item, self.handle) for item in value]}
+            return {"list": [self.packed(item, self.handle) for item in value]}
         self.values.append(value)
         kind = "iterator" if isinstance(value, Iterator) else "function" if callable(value) else "object"
         return {kind: len(self.values) - 1}
