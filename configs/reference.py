@@ -87,6 +87,8 @@ def _block(path: str, block: type[BaseModel], written: set[type[BaseModel]], is_
 def _methods() -> list[str]:
     parts = []
     for name, entry in listed("method").items():
+        if not (PAGE.parent / "methods" / f"{name}.md").is_file():
+            continue  # a file in algs/ without a page is its author's own
         method = find("method", name)
         fields = parameters_of(method).model_fields
         use = "" if entry.has_advantages else " Not for main_rl.py: it defines no advantage."

@@ -38,17 +38,22 @@ PICTURES = {  # file -> what is drawn, and of which methods, by PolicyMethod.dat
 
 
 def names(data: Collection[str] = tuple(DATA)) -> list[str]:
-    """Return the methods that learn from such data; all have a page."""
-    return [name for name in listed("method") if find("method", name).data in data]
+    """Return the methods with a page that learn from such data; a file in algs/ without one is its author's own."""
+    return [name for name in listed("method") if page_of(name).is_file() and find("method", name).data in data]
+
+
+def page_of(name: str) -> Path:
+    """Return the path of the method's page."""
+    return PAGES / f"{name}.md"
 
 
 def texts() -> dict[Path, str]:
     """Return the text that each file should hold, without the pictures.
 
     Raises:
-        ValueError: a method has no page, or a page has no place for its card.
+        ValueError: a page has no place for its card.
     """
-    found = {PAGES / f"{name}.md": _with_card(name) for name in names()}
+    found = {page_of(name): _with_card(name) for name in names()}
     found[PAGES / "README.md"] = index()
     for file, (table, data) in PICTURES.items():
         found[PAGES / f"{file}.csv"] = method_weights.to_csv(table, method_weights.curves(table, names(data)))
@@ -85,9 +90,7 @@ def _same(table: method_weights.Table, here: str, should: str) -> bool:
 
 
 def _with_card(name: str) -> str:
-    page = PAGES / f"{name}.md"
-    if not page.is_file():
-        raise ValueError(f"docs/methods/{name}.md is missing: write the page, with {BEGIN} and {END} at its end")
+    page = page_of(name)
     return _between(page.read_text(encoding="utf-8"), f"{BEGIN}\n", END, card(name), page.name)
 
 
@@ -179,7 +182,7 @@ def _rows(methods: list[str]) -> str:
         method = type(method_from_text(name))
         links = " ".join(f"[{link.partition('.org/')[2].removeprefix('abs/')}]({link})" for link in papers(method))
         config = f"[{name}.yaml](../../configs/{name}.yaml)" if config_path(name).is_file() else ""
-        page = (PAGES / f"{name}.md").read_text(encoding="utf-8")
+        page = page_of(name).read_text(encoding="utf-8")
         row = [f"[{page.partition(chr(10))[0].removeprefix('# ')}]({name}.md)", links, _cell(idea(page))]
         of_its_kind = f"`{advantage(method)}`" if from_rewards else method.data
         rows.append(f"| {' | '.join([*row, of_its_kind, f'`{method.aggregation}`', config])} |")
@@ -207,6 +210,8 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 1
     print(f"wrote {len(names())} cards, the index and the pictures in docs/methods")
+    if without := sorted({*listed("method")} - {*names()}):
+        print(f"without a page in docs/methods, so left out: {', '.join(without)}")
     return 0
 
 

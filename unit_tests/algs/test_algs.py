@@ -6,14 +6,18 @@ test_algs_invariance.py and test_algs_identities.py.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from algs.introspection.method_facts import reads
 from unit_tests.algs import reference
 from unit_tests.algs.method_checks import (
     NAMES,
@@ -25,11 +29,16 @@ from unit_tests.algs.method_checks import (
     pair_steps,
     policy_tokens,
     ragged_rewards,
+    random_pairs,
     steps,
     weight,
 )
 from unit_tests.algs.reference import Ragged
 
+ROOT = Path(__file__).parents[2]
+FIELDS = {  # of PolicyTokens -> of the reference's Step
+    "behavior_logprobs": "mu", "old_logprobs": "old", "ref_logprobs": "ref", "advantages": "advantage",
+}  # fmt: skip
 Weights = list[tuple[float, float, float]]  # advantage, ratio, expected weight on grad log pi
 
 
@@ -128,9 +137,30 @@ METHODS: dict[str, Expected] = {
 }
 
 
-def test_every_method_has_a_row():
-    """A reward model's loss is one of values, not of log-probabilities: test_reward_model.py compares it."""
-    assert sorted([*METHODS, "reward_model"]) == NAMES
+def test_a_method_with_a_page_has_a_configuration_and_a_row():
+    """A file in algs/ without any of these is its author's own: the suites of all methods hold it by themselves.
+
+    A reward model's loss is one of values, not of log-probabilities: test_reward_model.py compares it.
+    """
+    rows = {*METHODS, "reward_model"}
+    pages = {path.stem for path in (ROOT / "docs" / "methods").glob("*.md")} - {"README"}
+    configured = {path.stem for path in (ROOT / "configs").glob("*.yaml")} & {*NAMES}
+    assert rows == pages == configured <= {*NAMES}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_reads_what_its_formula_reads(name):
+    """The reference changes with log mu, log pi_old, log pi_ref or the advantage where the method says that it reads them."""
+    method = make(name)
+    step = random_pairs([4, 1, 7, 2], np.random.default_rng(0))
+    formula = METHODS[name].loss
+    read = set()
+    for field, key in FIELDS.items():
+        moved = dataclasses.replace(step, **{key: getattr(step, key) + np.linspace(-0.7, 0.9, len(step.logp))})
+        if formula(moved, moved.logp, moved.logp) != formula(step, step.logp, step.logp):
+            read.add(field)
+    assert reads(method) & {*FIELDS} == read
+    assert method.needs() & {*FIELDS} == read & {"ref_logprobs"}
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -24,14 +24,19 @@ PROBE_TOLERANCE_NATS = 0.002
 
 
 def of_file(name: str) -> dict[str, Any]:
-    """What configs/<name>.yaml says of the method and what stands around it, for the small job's data, model and reward."""
-    job, default = (read_job(ROOT / "configs" / f"{file}.yaml")[0] for file in (name, "grpo"))
+    """What configs/<name>.yaml says of the method and what stands around it, for the small job's data, model and reward.
+
+    A method without such a file runs under its defaults.
+    """
+    default = read_job(ROOT / "configs" / "grpo.yaml")[0]
+    own = ROOT / "configs" / f"{name}.yaml"
+    job = read_job(own)[0] if own.is_file() else {"algorithm": {"name": name}, "reward": default["reward"]}
     block = {key: job[key] for key in ("algorithm", "objective", "critic") if key in job}
     for room, keys in {
         "rollout": ("filters", "max_refill_rounds"), "model": ("float32_head",), "data": ("retire_pass_rate",),
         "train": ("drop_zero_variance_groups",),
     }.items():  # fmt: skip
-        block[room] = {key: job[room][key] for key in keys if key in job[room]}
+        block[room] = {key: job[room][key] for key in keys if key in job.get(room, {})}
     if "warmup_steps" in job.get("critic", {}):
         block["critic"]["warmup_steps"] = 1  # of three steps
     of_the_task = [part["function"] for part in default["reward"]["parts"]]

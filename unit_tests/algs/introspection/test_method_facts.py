@@ -168,24 +168,6 @@ def test_made_up_records_keep_the_contract():
         assert math.isclose(float(groups.token_rewards.sum()), float(groups.rewards.sum()), rel_tol=1e-6)
 
 
-PI_OLD, MU = {"advantages", "old_logprobs"}, {"advantages", "behavior_logprobs"}
-FORMULAS = {
-    "aipo": MU, "cispo": PI_OLD, "dapo": PI_OLD, "decoupled_ppo": PI_OLD | MU, "dr_grpo": PI_OLD, "grpo": PI_OLD,
-    "gspo": PI_OLD, "lite_ppo": PI_OLD, "p3o": MU, "ppo": PI_OLD | {"values"}, "reinforce": {"advantages"},
-    "reinforce_plus_plus": PI_OLD, "reinforce_plus_plus_baseline": PI_OLD, "rloo": {"advantages"}, "scale_rl": PI_OLD, "sft": set(), "sapo": PI_OLD,
-    "dpo": {"ref_logprobs"}, "ipo": {"ref_logprobs"}, "kto": {"ref_logprobs"}, "simpo": set(), "orpo": set(),
-    "reward_model": {"values"},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", FORMULAS)
-def test_shipped_methods_read_what_their_formulas_name(name):
-    cls = find("method", name)
-    method = cls(cls.Params())
-    assert reads(method) == FORMULAS[name]
-    assert method.needs() == FORMULAS[name] & {"ref_logprobs", "values"}
-
-
 def test_a_method_without_step_sums_weighs_single_tokens_one_by_one():
     cls = find("method", "cispo")
     ratio = torch.tensor([6.0, 0.5], dtype=torch.float64)

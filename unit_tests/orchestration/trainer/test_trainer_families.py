@@ -9,7 +9,7 @@ import torch
 from algs.parts.aggregation import MODES, token_weights
 from data_feeds.packing import pack
 from data_feeds.responses import Responses
-from plugins.kinds import listed
+from plugins.kinds import find, listed
 from records.rollout import Prompt, Trajectory
 from unit_tests.tiny_model import WORDS, write_tiny_model
 
@@ -24,11 +24,14 @@ CASES = [(name, "separate", {"aggregation": mode}) for name in METHODS for mode 
 CASES += [("ppo", "shared", {"aggregation": mode}) for mode in MODES]
 CASES += [("grpo", "separate", {"aggregation": "token_mean", **around}) for around in ROUND.values()]
 # Others only under what they mean: a mean over pairs, over responses, over tokens. The rest is refused by the configuration.
-CASES += [(name, "shared", {"aggregation": "prompt_mean"}) for name in ("dpo", "ipo", "simpo", "orpo", "reward_model")]
-CASES += [("kto", "separate", {"aggregation": "sequence_mean"})]
-CASES += [("sft", "separate", {"aggregation": mode}) for mode in ("token_mean", "sequence_mean")]
-GIVEN = [name for name in listed("method") if name not in METHODS]
-assert {name for name, *_ in CASES} == {*METHODS, *GIVEN}
+GIVEN = {name: find("method", name).data for name in listed("method") if name not in METHODS}
+MEANINGFUL = {
+    "pairs": ("shared", ["prompt_mean"]), "labels": ("separate", ["sequence_mean"]),
+    "demonstrations": ("separate", ["token_mean", "sequence_mean"]),
+}  # fmt: skip
+CASES += [
+    (name, MEANINGFUL[data][0], {"aggregation": mode}) for name, data in GIVEN.items() for mode in MEANINGFUL[data][1]
+]
 LAYOUTS = {  # ranks, reversed order, token budget, shared prompts
     "one micro-batch": (1, False, 10**6, True),
     "split": (1, True, 12, False),
