@@ -42,7 +42,11 @@ async def ask(
     import openai  # late: it takes a second to load, and most jobs have no judge
 
     # What the environment says of OpenAI's own service (key, organization, project) is not for this endpoint.
-    headers: dict[str, Any] = {"OpenAI-Organization": openai.omit, "OpenAI-Project": openai.omit}
+    headers: dict[str, Any] = {
+        "Accept-Encoding": "identity",
+        "OpenAI-Organization": openai.omit,
+        "OpenAI-Project": openai.omit,
+    }
     if api_key is None:
         headers["Authorization"] = openai.omit
     client = _client().with_options(
@@ -65,31 +69,19 @@ async def ask(
         )
         raise JudgeError(f"{base_url} gave no answer in {attempts} attempts; the last: {what}") from error
     answer = raw.parse()
-    tokens = (answer.usage.prompt_tokens or 0, answer.usage.completion_tokens or 0) if answer.usage else (0, 0)
-    return Answer(str(answer.choices[0].message.content), *tokens, calls=raw.retries_taken + 1)
+    tokens = [getattr(answer.usage, f"{which}_tokens", None) for which in ("prompt", "completion")]
+    counts = [count if isinstance(count, int) else 0 for count in tokens]  # an endpoint may send null, or 1e999
+    return Answer(str(answer.choices[0].message.content), *counts, calls=raw.retries_taken + 1)
 
 
 def _client() -> AsyncOpenAI:
     from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
+    from rewards.judge.limits import refuse_what_is_no_completion
+
     loop = asyncio.get_running_loop()
     if loop not in _clients:
-        hooks = {"response": [_refuse_what_is_no_completion]}
+        hooks = {"response": [refuse_what_is_no_completion]}
         http = DefaultAsyncHttpxClient(follow_redirects=False, event_hooks=hooks)
         _clients[loop] = AsyncOpenAI(api_key="none", http_client=http)
     return _clients[loop]
-
-
-async def _refuse_what_is_no_completion(response: Any) -> None:
-    """Raise DecodingError for a reply that is no chat completion: openai's client retries it as a broken connection."""
-    if response.status_code != 200:
-        return
-    await response.aread()
-    try:
-        content = response.json()["choices"][0]["message"]["content"]
-        if not isinstance(content, str):
-            raise TypeError(f"the message's content is {content!r}")
-    except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
-        from httpx2 import DecodingError
-
-        raise DecodingError(f"no chat completion ({type(error).__name__}: {error}): {response.text[:300]}") from error

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
+import gzip
 import json
+import math
 import multiprocessing
 import threading
 import time
@@ -91,6 +93,10 @@ class Handler(BaseHTTPRequestHandler):
             return self.reply(200, b"<html>gateway</html>")
         if model == "empty" and count == 1:
             return self.reply(200, b'{"choices": []}')
+        if model == "long" and count == 1:
+            return self.reply(200, b"[" * (2**20 + 1))
+        if model == "compressed" and count == 1:
+            return self.reply(200, gzip.compress(b"0" * 10**7), {"Content-Encoding": "gzip"})
         if model == "drop" and count == 1:
             self.close_connection = True
             return self.connection.close()
@@ -100,6 +106,10 @@ class Handler(BaseHTTPRequestHandler):
             "choices": [{"message": {"role": "assistant", "content": content}}],
             "usage": {"prompt_tokens": len(text), "completion_tokens": 5},
         }
+        if model == "null_usage":
+            answer["usage"] = {"prompt_tokens": None, "completion_tokens": math.inf}  # written as Infinity
+        if model == "odd_usage":
+            answer["usage"] = [1]
         return self.reply(200, json.dumps(answer).encode())
 
     def reply(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
@@ -188,7 +198,15 @@ def test_the_environments_openai_account_is_not_for_the_judge(
     assert KEY not in endpoint.headers[0]
 
 
-@pytest.mark.parametrize(("model", "retries"), [("flaky", 2), ("garbage", 1), ("empty", 1), ("drop", 1)])
+@pytest.mark.parametrize("model", ["null_usage", "odd_usage"])
+def test_an_endpoint_may_count_no_tokens(endpoint: Endpoint, model: str) -> None:
+    counted = judged(endpoint, model)
+    assert (counted.counters["tokens_in"], counted.counters["tokens_out"]) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("model", "retries"), [("long", 1), ("compressed", 1), ("flaky", 2), ("garbage", 1), ("empty", 1), ("drop", 1)]
+)
 def test_asked_again_until_it_answers(endpoint: Endpoint, model: str, retries: int) -> None:
     found = judged(endpoint, model)
     assert found.value == 0.75 and found.counters["retries"] == retries
