@@ -61,7 +61,7 @@ class SLData(Block):
     drop_duplicates: bool = Field(False, description="Leave out rows whose chat is exactly that of an earlier row.")
     cache_dir: str | None = Field(
         None,
-        description="Folder for memory-mapped copies of parquet and .gz files; empty: the system's temporary folder.",
+        description="Folder for memory-mapped copies of parquet files; empty: ~/.cache/feynrl/rows.",
     )
 
     @model_validator(mode="after")

@@ -19,6 +19,7 @@ HARMLESS = {
     "model_max_length", "tokenizer_class", *SPECIAL,
 }  # fmt: skip
 MODEL_TYPES = ("llama",)  # for these, transformers uses the tokenizer class that tokenizer_config.json names
+MOST_CHARACTERS = 100_000_000  # of a conversation; its tokens need a hundred times as much memory
 # A template that uses other names (the date, tools, transformers' own filters) is left to transformers.
 TEMPLATE_NAMES = {"messages", "add_generation_prompt", "raise_exception", "namespace", "range", *SPECIAL}
 
@@ -38,6 +39,8 @@ class PlainTokenizer:
         text: str = self._template.render(
             messages=messages, add_generation_prompt=add_generation_prompt, **self._special
         )
+        if len(text) > MOST_CHARACTERS:
+            raise ValueError(f"it makes a text of {len(text):,} characters")
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids) if tokenize else text
 
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from data_feeds.chat.plain_tokenizer import plain_tokenizer
+
+SECONDS = 20.0  # of the processor, for one conversation
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> Any:
@@ -17,7 +23,7 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> Any:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # its files are read without checks, so a wrong one raises anything
         raise ValueError(
             f"model.path: no tokenizer could be loaded from '{path}': {_first_line(error)}; give a model folder that "
             "holds its tokenizer"
@@ -32,7 +38,11 @@ def load_prompt_tokenizer(path: str, trust_remote_code: bool = False) -> Any:
     Raises:
         ValueError: the path holds no tokenizer, or one without a chat template.
     """
-    return plain_tokenizer(path) or load_tokenizer(path, trust_remote_code)
+    try:
+        plain = plain_tokenizer(path)
+    except Exception:  # noqa: BLE001 transformers then raises the error that says what is wrong
+        plain = None
+    return plain or load_tokenizer(path, trust_remote_code)
 
 
 def check_chat_template(tokenizer: Any, path: str = "") -> None:
@@ -64,17 +74,36 @@ def render_text(tokenizer: Any, messages: list[dict[str, Any]], add_generation_p
 
 
 def _apply_template(tokenizer: Any, messages: list[dict[str, Any]], **options: Any) -> Any:
-    import jinja2
-
     check_chat_template(tokenizer)
     try:
-        return tokenizer.apply_chat_template(messages, **options)
-    except (jinja2.TemplateError, TypeError) as error:  # a template that adds text to a non-text raises TypeError
+        with _bounded():
+            return tokenizer.apply_chat_template(messages, **options)
+    except Exception as error:  # a template is a program, and may raise anything
         roles = [m.get("role") for m in messages]
         raise ValueError(
-            f"the chat template of '{tokenizer.name_or_path}' refuses messages with roles {roles}: {error}; change the "
-            "messages or the template"
+            f"the chat template of '{tokenizer.name_or_path}' refuses messages with roles {roles}: "
+            f"{_first_line(error) or type(error).__name__}; change the messages or the template"
         ) from error
+
+
+@contextmanager
+def _bounded() -> Iterator[None]:
+    """Raise TimeoutError when the block takes more than SECONDS of the processor. Only the main thread is bounded, in
+    which every prompt is rendered before a run begins."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError(f"it takes more than {SECONDS:g} s to render")
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def _first_line(error: Exception) -> str:

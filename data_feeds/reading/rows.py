@@ -14,6 +14,7 @@ import mmap
 import os
 import shutil
 import tempfile
+import zlib
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -93,10 +94,14 @@ class JsonRows:
             row = json.loads(line.decode("utf-8-sig"))  # a mark of the byte order may stand before the first
         except UnicodeDecodeError as error:
             raise ValueError(f"{self.where(index)}: it is not UTF-8 text: {error}") from error
+        except RecursionError as error:
+            raise ValueError(f"{self.where(index)}: its values are nested too deep; flatten them") from error
         except json.JSONDecodeError as error:
             raise ValueError(
                 f"{self.where(index)}: not a JSON object on one line: {error.msg} at column {error.colno}"
             ) from error
+        except ValueError as error:  # a number of more digits than Python reads
+            raise ValueError(f"{self.where(index)}: a value cannot be read: {error}") from error
         if not isinstance(row, dict):
             raise ValueError(
                 f"{self.where(index)}: every line must be a JSON object, but this one is a {type(row).__name__}"
@@ -122,11 +127,19 @@ class ParquetRows:
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
                 raise ValueError(
                     f"data file {path}: its Arrow copy cannot be written into {cache_dir}: {said(error)}; set "
-                    "data.cache_dir (in a supervised job) or TMPDIR to a folder with space"
+                    "data.cache_dir (in a supervised job) or XDG_CACHE_HOME to a folder with space"
                 ) from error
             raise ValueError(f"data file {path}: it is not readable as parquet: {said(error)}") from error
-        reader = ipc.open_file(pyarrow.memory_map(str(copy)))
-        self._batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+        try:
+            reader = ipc.open_file(pyarrow.memory_map(str(copy)))
+            self._batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+            for batch in self._batches:
+                batch.validate()
+        except (pyarrow.ArrowException, OSError) as error:
+            raise ValueError(
+                f"data file {path}: its Arrow copy {copy} is damaged: {said(error)}; remove that file, and it is made "
+                "anew"
+            ) from error
         self._starts = [0]
         for batch in self._batches:
             self._starts.append(self._starts[-1] + batch.num_rows)
@@ -189,10 +202,11 @@ def _load_dataset(name: str, split: str, subset: str | None, revision: str | Non
 
 
 def cache_folder(cache_dir: str | None) -> Path:
-    """Return the folder for Arrow copies: the given one, or one of this user's in the system's temporary folder."""
+    """Return the folder for Arrow copies: the given one, or one in this user's own cache, where nobody else can put
+    rows."""
     if cache_dir is not None:
         return Path(cache_dir)
-    return Path(tempfile.gettempdir()) / f"feynrl_rows_{os.getuid()}"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "feynrl" / "rows"
 
 
 def _copy_path(path: Path, cache_dir: Path) -> Path:
@@ -226,7 +240,7 @@ def _unpacked(path: Path) -> Any:
     try:
         with gzip.open(path) as packed:
             shutil.copyfileobj(packed, plain)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         plain.close()
         raise ValueError(f"data file {path}: it is not readable as gzip: {said(error)}") from error
     plain.seek(0)

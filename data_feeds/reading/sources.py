@@ -17,6 +17,16 @@ from data_feeds.reading.rows import Columns, DatasetRows, JsonRows, ParquetRows,
 from data_feeds.reading.task_family import task_classes
 from plugins.nearest import hint, nearest
 
+# The data of configs/dpo.yaml and kto.yaml, by folder: how it is made from samples, and how those are made.
+MADE_BY = {
+    name: f"own_pairs --samples evals/base/samples/eval_000001.jsonl {option}"
+    for name, option in (("own_pairs", "--per-prompt 4"), ("own_labels", "--labels"))
+}
+SAMPLED_BY = (
+    "python main_eval.py --config configs/eval.yaml --set eval.samples_per_prompt=16 --set eval.split=train "
+    "--run-dir evals/base"
+)
+
 
 @dataclass(frozen=True)
 class Row:
@@ -54,7 +64,7 @@ def open_rows(source: Source, seed: int, key: str, cache_dir: str | None = None)
     else:
         path = Path(source.file or "")
         if not path.is_file():
-            raise ValueError(f"data file {path}: no such file{_near_file(path)}")
+            raise ValueError(f"data file {path}: no such file{_way_out(path)}")
         what = f"data file {path}"
         is_parquet = path.suffix.lower() == ".parquet"
         rows = ParquetRows(path, cache_folder(cache_dir)) if is_parquet else JsonRows(path)
@@ -82,7 +92,9 @@ def read_source(source: Source, seed: int, key: str) -> Iterator[Row]:
         messages = prompt_messages(columns.pop(source.prompt_column), source.prompt_column, where)
         answer = None if source.answer_column is None else columns.pop(source.answer_column)
         images = columns.pop("images", None)
-        yield Row(index, where, messages, answer, columns, tuple(images) if images is not None else ())
+        if not isinstance(images, list | None):
+            raise ValueError(f"{where}: column 'images' is {_short(images)}; it must be a list of images, or empty")
+        yield Row(index, where, messages, answer, columns, tuple(images or ()))
 
 
 class GeneratedRows:
@@ -183,6 +195,11 @@ def chat_messages(cell: Any, column: str, where: str) -> list[dict[str, Any]]:
             raise ValueError(
                 f"{where}: column '{column}': a role is text, content is text or a list of parts, not {_short(message)}"
             )
+        parts = message.get("content")
+        if isinstance(parts, list) and not all(isinstance(part, dict) for part in parts):
+            raise ValueError(
+                f"{where}: column '{column}': a content's parts are blocks with a 'type', not {_short(parts)}"
+            )
     # Parquet gives every message every field that any message has; the empty ones were not in the data.
     return [{key: value for key, value in message.items() if value is not None} for message in cell]
 
@@ -201,7 +218,10 @@ def source_seed(split_seed: int, key: str, index: int) -> int:
     return int(hashlib.blake2b(f"{split_seed} {key} {index}".encode(), digest_size=16).hexdigest()[:7], 16)
 
 
-def _near_file(path: Path) -> str:
+def _way_out(path: Path) -> str:
+    if path.parent.name in MADE_BY:
+        commands = [SAMPLED_BY, f"python -m data_prep {MADE_BY[path.parent.name]} --out {path.parent}"]
+        return "\n    ".join(["; it is made from the model's own responses by", *commands])
     siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
     guess = nearest(path.name, siblings)
     return f"; did you mean {path.parent / guess}?" if guess else f" (looked from {Path.cwd().name}/)"

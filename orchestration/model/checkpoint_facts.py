@@ -57,14 +57,27 @@ def model_facts(model: Model) -> ModelFacts:
     if config is None:
         config = _config_by_transformers(model, str(folder or model.path))
     architectures = config.architectures or []
+    if not (isinstance(architectures, list) and all(isinstance(name, str) for name in architectures)):
+        raise ValueError(f"model.path: {model.path}: its config.json has architectures {architectures!r}; give a list")
     if config.is_encoder_decoder or (architectures and not any(a.endswith(GENERATIVE) for a in architectures)):
         raise ValueError(
             f"model.path: {model.path} is a {architectures[0] if architectures else config.model_type}, which is no "
             "causal language model; give a model that generates text"
         )
+    try:
+        facts = _facts(model.path, folder, config, architectures)
+    except (ArithmeticError, AttributeError, TypeError) as error:
+        raise ValueError(f"model.path: {model.path}: its config.json makes no model: {_first_line(error)}") from error
+    for name in ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocabulary"):
+        if not (isinstance(value := getattr(facts, name), int) and value > 0):
+            raise ValueError(f"model.path: {model.path}: its config.json makes no model: {name} is {value!r}")
+    return facts
+
+
+def _facts(path: str, folder: Path | None, config: Any, architectures: list[str]) -> ModelFacts:
     text = config.get_text_config()
     return ModelFacts(
-        path=model.path,
+        path=path,
         architecture=architectures[0] if architectures else config.model_type,
         parameters=_parameters(folder, config),
         layers=text.num_hidden_layers,
@@ -97,7 +110,7 @@ def _config_by_transformers(model: Model, path: str) -> Any:
 
     try:
         return AutoConfig.from_pretrained(path, trust_remote_code=model.trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # a config.json with wrong values raises anything
         raise ValueError(
             f"model.path: {model.path}: transformers does not understand its config.json: {_first_line(error)}"
         ) from error
@@ -164,7 +177,10 @@ def check_folder(folder: Path) -> None:
     if not any(name.endswith((".safetensors", ".bin")) for name in names):
         raise ValueError(f"model.path: {folder} has no weights (*.safetensors or *.bin; it holds {contents})")
     for index in folder.glob("*.index.json"):
-        listed = set(json.loads(index.read_text(encoding="utf-8")).get("weight_map", {}).values())
+        try:
+            listed = set(json.loads(index.read_text(encoding="utf-8")).get("weight_map", {}).values())
+        except (ValueError, AttributeError, TypeError) as error:
+            raise ValueError(f"model.path: {index} is no index of weights: {error}; fetch the model again") from error
         if missing := sorted(listed - set(names)):
             raise ValueError(
                 f"model.path: {folder} lacks {', '.join(missing[:3])}{' and more' if len(missing) > 3 else ''}, which "
@@ -188,15 +204,16 @@ def safetensors_shapes(file: Path) -> dict[str, list[int]]:
             raise ValueError(f"model.path: {file} is no whole .safetensors file ({size} bytes); fetch or save it again")
         try:
             header: dict[str, Any] = json.loads(stream.read(header_bytes))
-        except ValueError as error:
+            header.pop("__metadata__", None)
+            end = max((int(tensor["data_offsets"][1]) for tensor in header.values()), default=0)
+            shapes = {name: list(map(int, tensor["shape"])) for name, tensor in header.items()}
+        except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
             raise ValueError(f"model.path: {file} is no .safetensors file: {error}; fetch or save it again") from error
-    header.pop("__metadata__", None)
-    end = max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
     if 8 + header_bytes + end > size:
         raise ValueError(
             f"model.path: {file} is cut off: {size} of {8 + header_bytes + end} bytes; fetch or save it again"
         )
-    return {name: tensor["shape"] for name, tensor in header.items()}
+    return shapes
 
 
 def _parameters(folder: Path | None, config: Any) -> int:

@@ -239,6 +239,11 @@ def test_generated_held_out_rows_differ_from_training_rows(tokenizer: Any) -> No
         ([*rows(1), {"prompt": " ", "answer": "b"}], "line 2: column 'prompt' is empty"),
         ([{"prompt": 7, "answer": "b"}], "line 1: column 'prompt' is a int"),
         ([{"prompt": [{"text": "a"}], "answer": "b"}], "line 1: .*every chat message needs 'role' and 'content'"),
+        (
+            [{"prompt": [{"role": "user", "content": [None, 5]}], "answer": "b"}],
+            "line 1: .*a content's parts are blocks",
+        ),
+        ([{"prompt": "a", "answer": "b", "images": 5}], "line 1: column 'images' is 5; it must be a list of images"),
         ([{"prompt": [{"role": "assistant", "content": "a"}], "answer": "b"}], "line 1: .*ends with the assistant's"),
     ],
 )

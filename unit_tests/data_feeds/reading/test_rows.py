@@ -67,6 +67,37 @@ def test_a_copy_that_cannot_be_made_leaves_nothing(tmp_path: Path, monkeypatch: 
     assert not list((tmp_path / "cache").iterdir())
 
 
-def test_the_default_cache_is_this_users(tmp_path: Path) -> None:
+def test_the_default_cache_is_this_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_folder(str(tmp_path)) == tmp_path
-    assert cache_folder(None).name.startswith("feynrl_rows_")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder(None) == tmp_path / ".cache" / "feynrl" / "rows", "no folder that another user may make first"
+
+
+def test_a_damaged_copy_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pa.table({"a": [1, 2]}), path)
+    ParquetRows(path, tmp_path / "cache")
+    (copy,) = (tmp_path / "cache").iterdir()
+    copy.write_bytes(b"x" * copy.stat().st_size)
+    with pytest.raises(ValueError, match=f"{path}: its Arrow copy {copy} is damaged: .*; remove that file"):
+        ParquetRows(path, tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [("[" * 100_000, "nested too deep"), ("9" * 5000, "cannot be read"), ("[]", "must be a JSON object")],
+)
+def test_lines_that_are_no_rows_are_named(tmp_path: Path, line: str, said: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{}}\n{{"a": {line}\n' if line != "[]" else f"{{}}\n{line}\n")
+    with pytest.raises(ValueError, match=f"{path} line 2: .*{said}"):
+        JsonRows(path).read(1)
+
+
+def test_a_damaged_gzip_stream_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    whole = gzip.compress(json.dumps({"a": "b" * 1000}).encode())
+    path.write_bytes(whole[:10] + b"\xff" * 20 + whole[30:])
+    with pytest.raises(ValueError, match=f"data file {path}: it is not readable as gzip"):
+        JsonRows(path)

@@ -77,6 +77,29 @@ def test_broken_folders(model: Path) -> None:
     assert "is a LoRA adapter" in refused(model)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"hidden_size": -5}, {"vocab_size": "x"}, {"num_attention_heads": 0}, {"hidden_size": 0}, {"num_hidden_layers": None},
+        {"num_key_value_heads": -1}, {"architectures": 5}, {"rope_parameters": []}, {"intermediate_size": [1]},
+    ],
+)  # fmt: skip
+def test_a_configuration_that_makes_no_model(model: Path, wrong: dict[str, Any]) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, **wrong}))
+    assert "config.json" in refused(model)
+
+
+@pytest.mark.parametrize("header", [[], {"a": 5}, {"a": {}}, {"a": {"data_offsets": [0], "shape": []}}, {"a": None}])
+def test_headers_that_describe_no_tensors(model: Path, header: Any) -> None:
+    text = json.dumps(header).encode()
+    (model / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(100))
+    assert "is no .safetensors file" in refused(model)
+    shutil.copyfile(model / "config.json", model / "model.safetensors.index.json")
+    (model / "model.safetensors.index.json").write_text(text.decode() if header == [] else "[")
+    assert "is no index of weights" in refused(model)
+
+
 def test_missing_folders(model: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(model.parent)
     assert f"there is no folder {model.parent}/tinny; did you mean {model}?" in refused(model.parent / "tinny")
