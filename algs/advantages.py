@@ -1,4 +1,4 @@
-"""Advantages on the whole groups of a step: one per response, [S].
+"""Advantages on the whole groups of a step: one per response, [S], or per token, [N].
 
 Groups may differ in size. All is computed in float64, in which the mean of equal rewards is exact, so that equal
 rewards give an advantage of exactly 0.
@@ -6,7 +6,7 @@ rewards give an advantage of exactly 0.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -39,10 +39,11 @@ def group_zscore(
 def rloo(groups: Groups) -> Tensor:
     """Return G / (G - 1) (R - mean_g) = R - mean of the group's other responses (RLOO, arXiv 2402.14740), [S].
 
-    A group of one has no other responses and gets 0.
+    With a KL penalty in the reward, [N]: a token has the penalties from itself on, less the same baseline. A group of
+    one has no other responses and gets 0.
     """
     factor = groups.sizes / (groups.sizes - 1).clamp(min=1)
-    return (factor[groups.group] * _centred(groups)).to(groups.rewards.dtype)
+    return _from_each_token(factor[groups.group] * _centred(groups), groups, (groups.sizes > 1)[groups.group])
 
 
 def lite_ppo(groups: Groups) -> Tensor:
@@ -63,12 +64,23 @@ def scale_rl(groups: Groups) -> Tensor:
     return _over_spread(centred, centred.std(correction=0)).to(groups.rewards.dtype)
 
 
-def reinforce_plus_plus(groups: Groups) -> Tensor:
+def reinforce_plus_plus(
+    groups: Groups,
+    over: Annotated[
+        Literal["responses", "tokens"], knob("What mean and std are over; tokens: long responses count more.")
+    ] = "responses",
+) -> Tensor:
     """Return (R - mean) / (std + 1e-8) over the step's responses, std with n - 1 (REINFORCE++, arXiv 2501.03262), [S].
 
-    A step without spread gets 0.
+    With a KL penalty in the reward, [N]: a token has the penalties from itself on. Over tokens, [N], mean and std are
+    of that number, as in the authors' code. A step without spread gets 0.
     """
-    return whiten(groups.rewards)
+    if over == "tokens":
+        return whiten(groups.rewards[groups.sequence] - _paid_before(groups)).to(groups.rewards.dtype)
+    whole = whiten(groups.rewards)
+    if not whole.any():
+        return whole
+    return _from_each_token(whole, groups, 1 / (groups.rewards.to(torch.float64).std() + 1e-8))
 
 
 def reinforce_plus_plus_baseline(groups: Groups) -> Tensor:
@@ -87,6 +99,27 @@ def whiten(x: Tensor) -> Tensor:
         return torch.zeros_like(x)
     exact = x.to(torch.float64)
     return ((exact - exact.mean()) / (exact.std() + 1e-8)).to(x.dtype)
+
+
+def _paid_before(groups: Groups) -> Tensor:
+    """Return the sum of a response's token rewards before each of its tokens, [N] float64: penalties, if there are any."""
+    if groups.token_rewards is None:
+        return torch.zeros(int(groups.lengths.sum()), dtype=torch.float64)
+    paid = groups.token_rewards.to(torch.float64)
+    ends, has_tokens = groups.lengths.cumsum(0), groups.lengths > 0
+    paid = paid.index_fill(0, ends[has_tokens] - 1, 0.0)  # the reward itself comes last, before no token
+    earlier = paid.cumsum(0) - paid
+    starts = (ends - groups.lengths)[groups.sequence]
+    return earlier - earlier[starts]
+
+
+def _from_each_token(whole: Tensor, groups: Groups, scale: Tensor) -> Tensor:
+    """Return the advantages of responses, [S], without what each token finds paid already times `scale` ([S] or one),
+    [N]; where no token does, the responses' own."""
+    before = _paid_before(groups)
+    if before.any():
+        whole = whole[groups.sequence] - scale.expand(len(whole))[groups.sequence] * before
+    return whole.to(groups.rewards.dtype)
 
 
 def _varies(groups: Groups, tolerance: float = TOLERANCE) -> Tensor:

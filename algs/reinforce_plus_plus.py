@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -19,8 +21,9 @@ class ReinforcePlusPlus(PolicyMethod):
         loss = -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)
 
     The method normalises over the whole step, so one response per prompt is enough.
-    Differs from the paper by: mean and std are over responses, where the paper's code takes them over tokens; the KL to
-    the reference, in the paper's reward, is `objective.kl` with `placement: reward`; a step without spread gets 0.
+    Differs from the paper by: mean and std are over responses by default, where the paper's code takes them over tokens
+    (`normalise_over: tokens`); the KL to the reference, in the paper's reward, is `objective.kl` with `placement:
+    reward` (R is then the reward less the penalties from a token on, as there); a step without spread gets 0.
     Relatives: ReinforcePlusPlusBaseline (the group's mean goes first), GRPO (mean and std of each group), PPO (a
     critic, whitened GAE), REINFORCE (no division, no clip).
     """
@@ -33,11 +36,15 @@ class ReinforcePlusPlus(PolicyMethod):
             0.2, "Ratios above 1 + clip_high give no gradient when the advantage is positive.", ge=0
         )
 
+        normalise_over: Literal["responses", "tokens"] = param(
+            "responses", "What mean and std are over; tokens: long responses count more, as in the authors' code."
+        )
+
     aggregation = "token_mean"
     params: Params
 
     def advantages(self, groups: Groups) -> Tensor:
-        return advantages.reinforce_plus_plus(groups)
+        return advantages.reinforce_plus_plus(groups, self.params.normalise_over)
 
     def loss(self, t: PolicyTokens) -> TokenLoss:
         p = self.params

@@ -33,7 +33,9 @@ class KL(Block):
     )
     placement: Literal["loss", "reward"] = Field(
         "loss",
-        description="loss: a term of every token's loss. reward: subtracted from the reward before the advantage.",
+        description="loss: a term of every token's loss. reward: subtracted from the reward before the "
+        "advantage; of a token's own and later tokens under rloo, reinforce_plus_plus and a critic, of the whole response "
+        "elsewhere.",
     )
     importance: bool | None = Field(
         None,

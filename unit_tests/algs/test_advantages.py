@@ -7,9 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from algs import advantages
+from algs.records import Groups
+from algs.reinforce_plus_plus import ReinforcePlusPlus
 from unit_tests.algs import reference
 from unit_tests.algs.method_checks import (
     check_advantage,
+    exact,
     groups_of,
     ragged_rewards,
     tensor,
@@ -97,3 +100,55 @@ def test_zscore_adds_its_epsilon_to_the_deviation_and_not_to_the_variance():
 def test_rewards_that_differ_by_exactly_the_tolerance_are_equal(gap, zero):
     """No more than the tolerance counts as equal: the bound itself is in."""
     assert (advantages.group_zscore(groups_of([[0.0, gap]]), tolerance=0.5) == 0).all() == zero
+
+
+def penalised(seed: int) -> tuple[Groups, list[list[float]]]:
+    """Groups of three and four responses of 1 to 5 tokens with a penalty on each token, and the rewards from each on."""
+    random = np.random.default_rng(seed)
+    lengths = random.integers(1, 6, 7)
+    tokens = [exact(random.normal(0, 0.3, n)) for n in lengths]
+    for own in tokens:
+        own[-1] += random.integers(0, 2)
+    to_go = [np.cumsum(own[::-1])[::-1].tolist() for own in tokens]
+    groups = Groups(
+        rewards=tensor(np.array([own[0] for own in to_go])),
+        group=torch.tensor([0, 0, 0, 1, 1, 1, 1]),
+        lengths=torch.tensor(lengths),
+        token_rewards=tensor(np.concatenate(tokens)),
+    )
+    return groups, to_go
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_with_a_penalty_on_tokens_each_has_the_rewards_from_itself_on(seed):
+    """RLOO takes the others' whole reward off them; REINFORCE++ whitens them as the responses, or all of them as the
+    authors' code does (OpenRLHF, verl: masked_whiten of the returns)."""
+    groups, to_go = penalised(seed)
+    whole = [own[0] for own in to_go]
+    others = [np.mean([whole[j] for j in own if j != i]) for own in ((0, 1, 2), (3, 4, 5, 6)) for i in own]
+    expected = [r - b for own, b in zip(to_go, others, strict=True) for r in own]
+    np.testing.assert_allclose(advantages.rloo(groups), expected, rtol=1e-4, atol=1e-5)
+    flat = np.concatenate(to_go)
+    np.testing.assert_allclose(
+        advantages.reinforce_plus_plus(groups), (flat - np.mean(whole)) / np.std(whole, ddof=1), rtol=1e-4, atol=1e-5
+    )
+    np.testing.assert_allclose(
+        advantages.reinforce_plus_plus(groups, over="tokens"),
+        (flat - flat.mean()) / flat.std(ddof=1),
+        rtol=1e-4,
+        atol=1e-5,
+    )
+
+
+def test_over_tokens_a_long_response_counts_more():
+    """Without penalties: rewards 1 and 0 of three tokens and one have the mean 3/4, not 1/2."""
+    groups = Groups(tensor([1.0, 0.0]), torch.tensor([0, 1]), torch.tensor([3, 1]))
+    found = advantages.reinforce_plus_plus(groups, over="tokens")
+    np.testing.assert_allclose(found, np.array([0.25, 0.25, 0.25, -0.75]) / 0.5, rtol=1e-5)
+    method = ReinforcePlusPlus(ReinforcePlusPlus.Params(normalise_over="tokens"))
+    assert torch.equal(method.advantages(groups), found)
+
+
+def test_a_group_of_one_learns_nothing_from_its_penalties_under_rloo():
+    groups = Groups(tensor([0.7]), torch.tensor([0]), torch.tensor([3]), token_rewards=tensor([-0.1, -0.2, 1.0]))
+    assert not advantages.rloo(groups).any()

@@ -213,6 +213,18 @@ def test_a_kl_penalty_in_the_reward_is_a_sum_over_the_response():
     assert batch.columns["advantages"][::3] == pytest.approx(rewards - rewards.mean(), abs=1e-6)
 
 
+def test_a_kl_penalty_in_the_reward_is_of_the_tokens_that_follow_under_rloo():
+    def recomputed(trajectories, names):
+        old = [np.array([-1.0, -2.0, -0.5], np.float32) for _ in trajectories]
+        return {"old_logprobs": old, "ref_logprobs": [x - 0.1 * (i + 1) for i, x in enumerate(old)]}
+
+    made = config({"advantage": "rloo", "kl": {"coef": 0.5, "placement": "reward"}})
+    updates, _ = updates_of([group(0, [1.0, 0.0])], made, 0, recomputed)
+    (batch,) = updates[0][0]
+    own, other = np.array([0.85, 0.9, 0.95]), np.array([-0.3, -0.2, -0.1])  # rewards from each token on
+    assert batch.columns["advantages"] == pytest.approx([*own - other[0], *other - own[0]], abs=1e-6)
+
+
 def test_rejected_tokens_leave_the_denominator_when_told():
     groups = [group(0, [1.0, 0.0])]
 
