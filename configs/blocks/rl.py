@@ -231,7 +231,7 @@ class Checkpoint(Block):
     keep: int = Field(2, ge=1, description="Checkpoints kept; older ones that this run made are removed.")
     resume_state: bool = Field(
         True,
-        description="Keep in the newest checkpoint what --resume needs: optimizer state and float32 weights, 12 to 16 bytes a "
+        description="Keep beside the newest two checkpoints what --resume needs: optimizer state and float32 weights, 12 to 16 bytes a "
         "trained parameter. Without it a checkpoint is the weights alone.",
     )
     merged: bool = Field(

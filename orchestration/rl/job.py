@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from orchestration.rl.step_metrics import StepMetrics
 from orchestration.rl.weight_sync import WeightSync
 from orchestration.run.atomic_files import afterwards
 from orchestration.run.console import Console
-from orchestration.run.directory import RunDirectory
+from orchestration.run.directory import RunDirectory, read_metrics
 from orchestration.run.nonfinite import NonFiniteError, not_finite_message, skipped_warning
 from orchestration.run.resume import (
     DriverState,
@@ -214,7 +214,7 @@ class RLJob:
 
     def resume(self, checkpoint: Path) -> None:
         """Continue after the checkpoint's step, with actors that have just started. Submit again the prompts that were
-        under way. If the run ended before the step's evaluation, evaluate now and complete the checkpoint.
+        under way. If the run ended before the step's evaluation, evaluate now.
 
         Raises:
             ValueError: the checkpoint does not fit the job.
@@ -227,7 +227,11 @@ class RLJob:
             by_id = {prompt.prompt_id: prompt for prompt in self.prompts.train}
             queue.begin_after(state.step, [by_id[name] for name in state.unfinished])
             queue.replay_buffer.load_state(read_replay_buffer(checkpoint))
-            self.progress = Progress(state.version, state.step + 1, state.step, list(state.accuracies))
+            accuracies = list(state.accuracies)
+            if "eval/accuracy" not in state.metrics:  # evaluated when the run was resumed before
+                later = [row for row in read_metrics(self.run.path) if row["step"] == state.step]
+                accuracies += [row["eval/accuracy"] for row in later if "eval/accuracy" in row]
+            self.progress = Progress(state.version, state.step + 1, state.step, accuracies)
             self.driver.weights.push(state.version)
             self.probe()
             self.driver.begin_overlap()
@@ -237,6 +241,4 @@ class RLJob:
         if owes_evaluation(self.run, state, self.config):
             self.metrics.from_checkpoint = state.metrics
             self.evaluate(state.step)
-            metrics = {**state.metrics, **self.metrics.tally.means()}
-            replace(state, metrics=metrics, accuracies=list(self.progress.accuracies)).write(checkpoint)
             self.console.step(state.step, self.record(state.step))

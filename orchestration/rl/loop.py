@@ -20,8 +20,9 @@ from orchestration.rl.actors import Training, started_actors
 from orchestration.rl.job import RLJob
 from orchestration.rl.weight_sync import SyncError
 from orchestration.run.atomic_files import not_hiding
+from orchestration.run.checksums import read_marker
 from orchestration.run.console import Console
-from orchestration.run.directory import RunDirectory, checkpoints, read_marker
+from orchestration.run.directory import RunDirectory
 from orchestration.run.logs import captured_output
 from orchestration.run.resume import how_to_resume, newest_resumable, restart_run, restore_run
 from orchestration.trainer.token_objective import TokenObjective
@@ -46,12 +47,16 @@ def run_rl(config: RLConfig, prompts: PromptSets, run: RunDirectory, write_repor
                 return
             except TrainerLost as lost:
                 checkpoint = newest_resumable(run)
-                if restarts == config.failures.job_restarts or (checkpoint is None and checkpoints(run.path)):
+                if restarts == config.failures.job_restarts or (
+                    checkpoint is None and (run.checkpoints() or run.damaged)
+                ):
                     allowed = f"failures.job_restarts = {config.failures.job_restarts}"
                     raise TrainerLost(lost.name, lost.how, f"{lost}. {allowed}. {how_to_resume(run)}") from lost
                 if checkpoint is None:
                     restart_run(run)
                 else:
+                    for said in run.set_aside_damaged():
+                        console.warning(said)
                     restore_run(run, checkpoint, config)
                 begins = f"from {checkpoint}" if checkpoint else "from its beginning: there is no checkpoint yet"
                 console.warning(f"{lost}\nThe job begins again {begins} (restart {restarts + 1}).")
@@ -95,7 +100,7 @@ def drive(job: RLJob, write_report: WriteReport) -> None:
     except (EnginesLost, SyncError) as error:
         job.driver.stop()  # another round would meet the lost engine again
         trained = job.progress.trained_steps
-        if trained > max((read_marker(kept)["step"] for kept in checkpoints(run.path)), default=0):
+        if trained > max((read_marker(kept)["step"] for kept in run.checkpoints()), default=0):
             with not_hiding(error):
                 job.checkpoint(trained)
         raise type(error)(f"{error} {how_to_resume(run)}") from error
@@ -106,7 +111,7 @@ def drive(job: RLJob, write_report: WriteReport) -> None:
             "held-out accuracy": f"{before:.3f} before, {after:.3f} after",
             "report": run.report_path,
             "samples": run.path / "samples",
-            "checkpoint": checkpoints(run.path)[-1],
+            "checkpoint": run.checkpoints()[-1],
         },
     )
 

@@ -1,4 +1,4 @@
-"""A run directory holds config.yaml, environment.json, metrics.jsonl, samples/, logs/, checkpoints/ and report.html.
+"""A run directory holds config.yaml, environment.json, metrics.jsonl, samples/, logs/, checkpoints/, resume/, report.html.
 
 A file under its final name is complete: it was written under another name, flushed to disk and renamed. The exception
 is metrics.jsonl, which grows by whole lines; readers leave out a last line that was cut off.
@@ -15,10 +15,11 @@ import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from orchestration.metrics.definitions import definition, metric_order
 from orchestration.run.atomic_files import fsync_file, fsync_tree, write_atomically
+from orchestration.run.checksums import Damaged, checksum, listed, read_marker, write_marker
 from orchestration.run.provenance import describe_provenance
 from orchestration.run.samples import SAMPLES, json_number, sample_record, samples_path
 from records.rollout import Trajectory
@@ -27,10 +28,9 @@ CONFIG, ENVIRONMENT, METRICS_FILE, REPORT = "config.yaml", "environment.json", "
 LOGS, CHECKPOINTS = "logs", "checkpoints"
 CAPTURED_STEPS = "captured_steps"  # folder of the updates that are kept whole for the step debugger
 FIRST_RANK_SECONDS = 600  # the first rank may still be tokenising its data
-RESUME = "resume"  # folder in a checkpoint with the state that a resumed run needs (orchestration/run/resume.py)
+RESUME = "resume"  # folder beside checkpoints/ with what a resumed run needs (orchestration/run/resume.py)
+STATES_KEPT = 2  # so that the older checkpoint can be resumed from when the newer one is damaged
 LOCK = ".lock"
-REMOVED_RESUME = ".resume.removing"
-MARKER = "checkpoint.json"  # file in every finished checkpoint; it says which run made it, and at which step
 
 
 def check_free(path: str | Path) -> None:
@@ -47,9 +47,10 @@ class RunDirectory:
     """The one writer of a run's files. `create` makes a new run directory, `opened` returns an existing one."""
 
     def __init__(self, path: str | Path, run_id: str) -> None:
-        self.path = Path(path)
+        self.path = Path(path).absolute()  # other processes, which get paths from here, have other current directories
         self.run_id = run_id
         self.resumed_from: Path | None = None  # the checkpoint that this run is resumed from
+        self.damaged: dict[Path, str] = {}  # newer checkpoints, and what is wrong with them
         self._lock: BinaryIO | None = None
 
     @classmethod
@@ -97,12 +98,15 @@ class RunDirectory:
         """Return an existing run.
 
         Raises:
-            ValueError: `path` holds no run.
+            ValueError: `path` holds no run, or its environment.json is damaged.
         """
         file = Path(path) / ENVIRONMENT
         if not file.is_file():
             raise ValueError(f"{path} holds no run ({ENVIRONMENT} is missing)")
-        return cls(path, run_id=json.loads(file.read_text(encoding="utf-8"))["run_id"])
+        try:
+            return cls(path, run_id=json.loads(file.read_text(encoding="utf-8"))["run_id"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"{file} is damaged: {type(error).__name__}: {error}") from error
 
     def hold(self) -> None:
         """Keep other processes from writing here as long as this one lives.
@@ -166,13 +170,26 @@ class RunDirectory:
         partial.mkdir()
         try:
             yield partial
-            (partial / MARKER).write_text(json.dumps({"run_id": self.run_id, "step": step}) + "\n", encoding="utf-8")
+            state, metrics = state_folder(partial), self.path / METRICS_FILE
+            marker = {
+                "run_id": self.run_id,
+                "step": step,
+                "files": listed(partial),
+                "state": listed(state),
+                "metrics": [metrics.stat().st_size, checksum(metrics)] if metrics.exists() else [0, ""],
+            }
+            write_marker(partial, marker)
             fsync_tree(partial)
-            if (self.path / METRICS_FILE).exists():
-                fsync_file(self.path / METRICS_FILE)  # even after a power cut, no checkpoint is ahead of its metrics
+            if metrics.exists():
+                fsync_file(metrics)  # even after a power cut, no checkpoint is ahead of its metrics
+            if state.is_dir():
+                fsync_tree(state)
+                os.rename(state, state_folder(final))  # first: a state without its checkpoint counts for nothing
+                fsync_file(self.path / RESUME)
             os.rename(partial, final)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
+            shutil.rmtree(state_folder(partial), ignore_errors=True)
             raise
         fsync_file(final.parent)
 
@@ -183,52 +200,101 @@ class RunDirectory:
     def prune_checkpoints(self, keep: int) -> list[Path]:
         """Remove all but the newest `keep` checkpoints of this run, and return the removed ones.
 
-        Of those that stay, only the newest keeps the state for a resumed run, which is several times the size of the
-        weights. Folders that this run did not make are left alone.
+        The state for a resumed run, which is several times the size of the weights, is kept for the newest two that
+        have one. Folders that this run did not make are left alone.
         """
         assert keep >= 1, f"keep {keep}"
-        ours = [path for path in checkpoints(self.path) if read_marker(path)["run_id"] == self.run_id]
+        ours = self.checkpoints()
         for path in ours[:-keep]:
-            doomed = path.with_name(
-                f".{path.name}.removing"
-            )  # renamed first: a final name never holds half a checkpoint
-            os.rename(path, doomed)
-            shutil.rmtree(doomed)
-        for path in ours[-keep:-1] if (ours and (ours[-1] / RESUME).is_dir()) else ():
-            if (path / RESUME).is_dir():
-                os.rename(path / RESUME, path / REMOVED_RESUME)
-                shutil.rmtree(path / REMOVED_RESUME)
+            _remove(path)
+        states = [state for path in ours if (state := state_folder(path)).is_dir()]
+        for state in [state for state in states if state not in states[-min(keep, STATES_KEPT) :]]:
+            _remove(state)
         return ours[:-keep]
+
+    def checkpoints(self) -> list[Path]:
+        """Return the finished checkpoints that this run made, oldest step first."""
+        return [path for path in checkpoints(self.path) if read_marker(path)["run_id"] == self.run_id]
+
+    def set_aside_damaged(self) -> list[str]:
+        """Rename the damaged checkpoints, so that their steps can be written again; return a sentence for each."""
+        said = []
+        for path, damage in self.damaged.items():
+            aside = next(
+                p for n in range(10_000) if not (p := path.with_name(f"{path.name}.damaged{n or ''}")).exists()
+            )
+            for folder, name in ((state_folder(path), state_folder(aside)), (path, aside)):
+                if folder.is_dir():
+                    os.rename(folder, name)
+            said.append(f"{path} is damaged and was set aside as {aside.name}: {damage}")
+        self.damaged = {}
+        return said
 
     def _remove_leftovers(self) -> None:
         """Remove what a process left that was killed while it wrote or removed a checkpoint."""
-        for pattern in (".step_*.partial", ".step_*.removing", f"step_*/{REMOVED_RESUME}"):
-            for path in (self.path / CHECKPOINTS).glob(pattern):
+        kept = self.path / CHECKPOINTS
+        for pattern in (".step_*.partial", ".step_*.removing"):
+            for path in kept.glob(pattern):
                 shutil.rmtree(path)
+        for state in (self.path / RESUME).glob("*"):
+            if not (kept / state.name).exists():
+                shutil.rmtree(state)
+
+
+def state_folder(checkpoint: Path) -> Path:
+    """Return the folder with what a run needs to go on from a checkpoint, finished or not. It is beside the model."""
+    return checkpoint.parent.parent / RESUME / checkpoint.name
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder. It is renamed first, so that a final name never holds a part."""
+    doomed = folder.with_name(f".{folder.name}.removing")
+    os.rename(folder, doomed)
+    shutil.rmtree(doomed)
 
 
 def read_metrics(run: str | Path) -> list[dict[str, float]]:
     """Return the rows of metrics.jsonl, with "NaN", "Infinity" and "-Infinity" as floats; [] before the first one.
 
-    A null is read as if the metric were absent.
+    A null is read as if the metric were absent. Raise ValueError when a line is damaged.
     """
     path = Path(run) / METRICS_FILE
     if not path.exists():
         return []
-    complete_lines = path.read_text(encoding="utf-8").split("\n")[:-1]  # what follows the last newline was cut off
-    rows = [json.loads(line) for line in complete_lines]
+    lines, damage = whole_lines(path)
+    if damage:
+        raise ValueError(f"{damage}; --resume keeps a copy of the file and goes on with its whole lines")
+    rows = [json.loads(line) for line in lines]
     return [
         {name: float(value) if isinstance(value, str) else value for name, value in row.items() if value is not None}
         for row in rows
     ]
 
 
+def whole_lines(metrics: Path) -> tuple[list[bytes], str]:
+    """Return the lines of a metrics file that can be read, and a sentence about the first that cannot, or ""."""
+    lines, damage = [], ""
+    complete = metrics.read_bytes().split(b"\n")[:-1]  # what follows the last newline was cut off
+    for number, line in enumerate(complete, 1):
+        try:
+            is_row = isinstance(json.loads(line)["step"], int)
+        except (ValueError, TypeError, KeyError):
+            is_row = False
+        if is_row:
+            lines.append(line + b"\n")
+        else:
+            damage = damage or f"{metrics} is damaged: line {number} is no row of metrics"
+    return lines, damage
+
+
 def checkpoints(run: str | Path) -> list[Path]:
-    """Return the complete checkpoints of a run directory, oldest step first."""
-    complete = [p for p in (Path(run) / CHECKPOINTS).glob("step_*") if p.is_dir() and (p / MARKER).is_file()]
-    return sorted(complete, key=lambda path: read_marker(path)["step"])
-
-
-def read_marker(checkpoint: Path) -> dict[str, Any]:
-    """Return `run_id` and `step` of a finished checkpoint."""
-    return json.loads((checkpoint / MARKER).read_text(encoding="utf-8"))
+    """Return the finished checkpoints of a run directory, oldest step first; not those whose marker is damaged."""
+    by_step = {}
+    for path in (Path(run) / CHECKPOINTS).glob("step_*"):
+        try:
+            marker = read_marker(path)
+        except Damaged:
+            continue
+        if path.name == f"step_{marker['step']:06d}":  # a copy under another name is the user's
+            by_step[marker["step"]] = path
+    return [by_step[step] for step in sorted(by_step)]

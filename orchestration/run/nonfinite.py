@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestration.run.directory import CAPTURED_STEPS, RunDirectory, checkpoints
+from orchestration.run.directory import CAPTURED_STEPS, RunDirectory
 
 
 class NonFiniteError(RuntimeError):
@@ -14,7 +14,7 @@ def not_finite_message(step: int, skipped_in_a_row: int, run: RunDirectory) -> s
     return (
         f"step {step}: {skipped_in_a_row} updates in a row had an Inf or NaN in an advantage, loss or gradient "
         "and were skipped (train.max_skipped_in_a_row). The policy as it was before them is in "
-        f"{checkpoints(run.path)[-1]}. Look at the updates with: "
+        f"{run.checkpoints()[-1]}. Look at the updates with: "
         f"python -m orchestration.step_debugger {run.path / CAPTURED_STEPS}"
     )
 

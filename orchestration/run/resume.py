@@ -1,7 +1,7 @@
 """Resume a run: what a checkpoint keeps beside the weights, and how a run directory is brought back to a checkpoint.
 
-A checkpoint's folder resume/ holds trainer/ (the state of the trainer ranks), driver.json (the state of the loop) and,
-with a replay buffer, its groups.
+Beside checkpoints/step_N, resume/step_N holds trainer/ (the state of the trainer ranks), driver.json (the state of the
+loop) and, with a replay buffer, its groups. All files are compared with the checkpoint's marker before one is loaded.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from typing import TYPE_CHECKING, Any
 from configs.reading.load import ConfigError, load, run_directory, to_yaml
 from orchestration.metrics.step_clock import due
 from orchestration.run.atomic_files import write_atomically
+from orchestration.run.checksums import Damaged, checksum, complaints, read_marker, shortened
 from orchestration.run.directory import (
     CAPTURED_STEPS,
+    CHECKPOINTS,
     CONFIG,
     ENVIRONMENT,
     METRICS_FILE,
-    RESUME,
     RunDirectory,
-    checkpoints,
-    read_marker,
     read_metrics,
+    state_folder,
+    whole_lines,
 )
 from orchestration.run.provenance import describe_provenance
 from orchestration.run.samples import sample_steps, samples_path
@@ -62,43 +63,64 @@ class DriverState:
 
     def write(self, checkpoint: Path) -> None:
         """Write this state into a checkpoint that is being written."""
-        (checkpoint / RESUME).mkdir(exist_ok=True)
-        write_atomically(checkpoint / RESUME / DRIVER_FILE, json.dumps(dataclasses.asdict(self)) + "\n")
+        state_folder(checkpoint).mkdir(parents=True, exist_ok=True)
+        write_atomically(state_folder(checkpoint) / DRIVER_FILE, json.dumps(dataclasses.asdict(self)) + "\n")
 
     @classmethod
     def read(cls, checkpoint: Path) -> DriverState:
         """Return the state in a finished checkpoint that can be resumed from."""
-        return cls(**json.loads((checkpoint / RESUME / DRIVER_FILE).read_text(encoding="utf-8")))
+        return cls(**json.loads((state_folder(checkpoint) / DRIVER_FILE).read_text(encoding="utf-8")))
 
 
 def trainer_folder(checkpoint: Path) -> Path:
     """Return the folder of a checkpoint in which the trainer ranks keep their state."""
-    return checkpoint / RESUME / TRAINER_FOLDER
+    return state_folder(checkpoint) / TRAINER_FOLDER
 
 
 def write_replay_buffer(checkpoint: Path, versions_and_groups: list[tuple[int, Group]]) -> None:
     """Write the groups of the replay buffer into a checkpoint that is being written."""
-    (checkpoint / RESUME / REPLAY_BUFFER_FILE).write_bytes(pickle.dumps(versions_and_groups))
+    (state_folder(checkpoint) / REPLAY_BUFFER_FILE).write_bytes(pickle.dumps(versions_and_groups))
 
 
 def read_replay_buffer(checkpoint: Path) -> list[tuple[int, Group]]:
     """Return the groups that `write_replay_buffer` wrote. They are unpickled, so open only checkpoints you trust."""
-    versions_and_groups: list[tuple[int, Group]] = pickle.loads((checkpoint / RESUME / REPLAY_BUFFER_FILE).read_bytes())
+    versions_and_groups: list[tuple[int, Group]] = pickle.loads(
+        (state_folder(checkpoint) / REPLAY_BUFFER_FILE).read_bytes()
+    )
     return versions_and_groups
 
 
 def newest_resumable(run: RunDirectory) -> Path | None:
-    """Return the run's newest complete checkpoint when it holds a state to resume from; otherwise None."""
-    ours = [path for path in checkpoints(run.path) if read_marker(path)["run_id"] == run.run_id]
-    return ours[-1] if ours and (ours[-1] / RESUME / DRIVER_FILE).is_file() else None
+    """Return the run's newest checkpoint that is as it was written, with its state; None when there is none.
+
+    Newer ones, which are damaged, are then in `run.damaged`. A whole one that was written without a state ends the
+    search: what came before it is not gone back to. Every file is read.
+    """
+    run.damaged = {}
+    folders = [p for p in (run.path / CHECKPOINTS).glob("step_*") if p.name.removeprefix("step_").isdecimal()]
+    for path in sorted(folders, key=lambda p: int(p.name.removeprefix("step_")), reverse=True):
+        try:
+            marker = read_marker(path)
+            if marker["run_id"] != run.run_id:
+                continue
+            state, damage = state_folder(path), complaints(path, marker["files"])
+            if not damage and not marker["state"]:
+                return None
+            damage += complaints(state, marker["state"]) if state.is_dir() else [f"its state {state} is missing"]
+        except Damaged as error:
+            damage = [str(error)]
+        if not damage:
+            return path
+        run.damaged[path] = shortened(damage)
+    return None
 
 
 def how_to_resume(run: RunDirectory) -> str:
     """Return the sentence that says how to continue a run that ended too early."""
-    complete = checkpoints(run.path)
+    complete = run.checkpoints()
     if not complete:
         return "There is no checkpoint to go on from."
-    if newest_resumable(run) is None:
+    if not state_folder(complete[-1]).is_dir():
         return f"{complete[-1]} holds its weights, and no state for --resume (checkpoint.resume_state is false)."
     return f"Go on from {complete[-1]} with --resume."
 
@@ -135,9 +157,11 @@ def restart_run(run: RunDirectory) -> None:
 def _forget_after(run: RunDirectory, last: int) -> int:
     """Remove what steps after `last` wrote, and return the last step left in the metrics, -1 if there is none."""
     metrics = run.path / METRICS_FILE
-    lines = metrics.read_text(encoding="utf-8").split("\n")[:-1] if metrics.exists() else []  # the last may be cut off
-    kept_lines = [line for line in lines if json.loads(line)["step"] <= last]
-    write_atomically(metrics, "".join(line + "\n" for line in kept_lines))
+    lines, damage = whole_lines(metrics) if metrics.exists() else ([], "")
+    if damage:
+        raise ValueError(f"{damage}; --resume keeps a copy of the file and goes on with its whole lines")
+    kept_lines = [line.decode() for line in lines if json.loads(line)["step"] <= last]
+    write_atomically(metrics, "".join(kept_lines))
     for heldout in (False, True):
         for step in sample_steps(run.path, heldout):
             if step > last:
@@ -159,15 +183,11 @@ def opened_to_resume(config: RLConfig | SLConfig, ranks: int) -> RunDirectory:
     try:
         run = RunDirectory.opened(path)
     except ValueError as error:
-        raise ConfigError(f"--resume: {error}; leave --resume away to begin it") from error
+        way_out = "leave --resume away to begin it" if not (path / ENVIRONMENT).exists() else "bring the file back"
+        raise ConfigError(f"--resume: {error}; {way_out}") from error
     run.resumed_from = newest_resumable(run)
     if run.resumed_from is None:
-        complete = checkpoints(path)
-        raise ConfigError(
-            f"--resume: {complete[-1]} holds weights only (checkpoint.resume_state was false); begin a new run with "
-            "model.path set to it" if complete else
-            f"--resume: {path} has no checkpoint to go on from; remove it and begin anew, with checkpoint.every set"
-        )  # fmt: skip
+        raise ConfigError(f"--resume: {_why_none(run)}")
     try:
         before = load(path / CONFIG, type(config))
     except ConfigError as error:
@@ -190,12 +210,42 @@ def opened_to_resume(config: RLConfig | SLConfig, ranks: int) -> RunDirectory:
     return run
 
 
+def _why_none(run: RunDirectory) -> str:
+    """Return why there is no checkpoint to go on from, and the way out."""
+    ours = run.checkpoints()
+    if run.damaged:
+        each = "\n  ".join(f"{path}: {damage}" for path, damage in run.damaged.items())
+        return f"no checkpoint is whole, so there is none to go on from; begin a new run\n  {each}"
+    if ours:
+        return f"{ours[-1]} holds weights only (checkpoint.resume_state was false); begin a new run with model.path set to it"
+    if any((run.path / CHECKPOINTS).glob("step_*")):
+        return f"no checkpoint in {run.path / CHECKPOINTS} is of this run (run_id in {ENVIRONMENT} is {run.run_id})"
+    return f"{run.path} has no checkpoint to go on from; remove it and begin anew, with checkpoint.every set"
+
+
+def _rescue_metrics(run: RunDirectory, checkpoint: Path) -> list[str]:
+    """Compare metrics.jsonl with what the checkpoint says of it. If it differs, keep a copy of it beside it, leave the
+    whole lines, and return a warning."""
+    file, (size, sum_) = run.path / METRICS_FILE, read_marker(checkpoint)["metrics"]
+    if not file.exists():
+        return [f"--resume: {file} is missing; the curves begin at the checkpoint"] if size else []
+    lines, damage = whole_lines(file)
+    if not damage and file.stat().st_size >= size and (not size or checksum(file, size) == sum_):
+        return []
+    copy = file.with_name(f"{file.name}.damaged")
+    shutil.copyfile(file, copy)
+    write_atomically(file, b"".join(lines).decode())
+    why = damage or f"{file} is damaged: its first {size} bytes are not those written before {checkpoint.name}"
+    return [f"--resume: {why}; it was set aside as {copy.name}, and its whole lines are kept"]
+
+
 def resume_run(run: RunDirectory, config: RLConfig | SLConfig) -> list[str]:
     """Bring the run directory back to the checkpoint, and note the resumption in config.yaml and environment.json.
 
     Only the first rank may call this. Return warnings about what differs on this machine.
     """
     assert run.resumed_from is not None
+    warnings = [f"--resume: {said}" for said in run.set_aside_damaged()] + _rescue_metrics(run, run.resumed_from)
     step = restore_run(run, run.resumed_from, config).step
     write_atomically(run.path / CONFIG, to_yaml(config))
     file = run.path / ENVIRONMENT
@@ -204,10 +254,12 @@ def resume_run(run: RunDirectory, config: RLConfig | SLConfig) -> list[str]:
     provenance.setdefault("resumed", []).append({"step": step, **now})
     write_atomically(file, json.dumps(provenance, indent=2) + "\n")
     differing = [name for name in MACHINE if before[name] != now[name]]
-    if not differing:
-        return []
-    changes = "; ".join(f"{name} were {before[name]}, now {now[name]}" for name in differing)
-    return [f"--resume: {changes}; the last digits of numbers may differ from those of a run that was never stopped"]
+    if differing:
+        changes = "; ".join(f"{name} were {before[name]}, now {now[name]}" for name in differing)
+        warnings.append(
+            f"--resume: {changes}; the last digits of numbers may differ from those of a run that was never stopped"
+        )
+    return warnings
 
 
 def changed_keys(before: RLConfig | SLConfig, now: RLConfig | SLConfig) -> list[str]:

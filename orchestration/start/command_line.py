@@ -86,11 +86,14 @@ def checked_with_data(kind: JobKind[Config, Data], config: Config, is_resumed: b
         ConfigError: with every problem found, each naming its key or file and the remedy.
     """
     from orchestration.model.checkpoint_facts import model_facts
+    from orchestration.run.checksums import check_checkpoint
     from orchestration.start.problems import Problems
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the library warns of it on the screen
     problems = Problems()
-    model = problems.attempt(model_facts, config.model)
+    for folder in filter(None, (config.model.path, getattr(getattr(config, "lora", None), "adapter", None))):
+        problems.attempt(check_checkpoint, folder)
+    model = problems.attempt(model_facts, config.model) if not problems.texts else None
     checked = kind.preflight(config, model, is_resumed, problems)
     data = problems.attempt(kind.load_data, config) if model is not None else None
     problems.raise_all()
@@ -131,6 +134,7 @@ def _took_up_what_is_done(config: TrainingConfig, steps: int, directory: RunDire
         for warning in resume_run(directory, config):
             print(f"warning: {warning}", file=sys.stderr)
         if is_done:
+            directory.prune_checkpoints(config.checkpoint.keep)  # it may have been killed before it did
             print(f"{directory.path} is done: {directory.resumed_from} is of step {state.step} of {steps}")
     return is_done
 

@@ -11,6 +11,7 @@ from configs.blocks.rl import RLConfig
 from configs.reading.load import method_for
 from orchestration.cluster.job_shape import EngineJob
 from orchestration.model.checkpoint_facts import ModelFacts
+from orchestration.run.directory import STATES_KEPT
 
 if TYPE_CHECKING:
     from orchestration.model.lora import AdapterSize
@@ -77,7 +78,7 @@ def estimate(config: RLConfig, model: ModelFacts, has: SecondModels, device: str
     kept = min(checkpoint.keep + 1, 1 + config.train.steps // checkpoint.every) if checkpoint.every else 1
     trainer = _trainer(config, model, width, has)
     engine = memory_of_engine(EngineJob.of_rl(config), model, device)
-    states = min(2, kept) * _resume_state(config, model, has, width)  # two while a newer one is being written
+    states = min(STATES_KEPT + 1, kept) * _resume_state(config, model, has, width)  # with the one being written
     if config.lora is None or has.adapter is None:
         return MemoryEstimate(trainer, engine, sync=weights, checkpoints=kept * weights + states)
     small, is_merged = has.adapter.parameters * width, config.lora.sync == "merged"

@@ -22,7 +22,7 @@ from orchestration.cluster.launcher_rank import is_first_rank, join_ranks
 from orchestration.metrics.step_clock import StepClock, due
 from orchestration.metrics.tally import Tally
 from orchestration.run.console import Console
-from orchestration.run.directory import CAPTURED_STEPS, RunDirectory, checkpoints, read_metrics
+from orchestration.run.directory import CAPTURED_STEPS, RunDirectory, read_metrics
 from orchestration.run.logs import captured_output
 from orchestration.run.nonfinite import NonFiniteError, not_finite_message, skipped_warning
 from orchestration.run.resume import DriverState, trainer_folder
@@ -195,7 +195,7 @@ class SLJob:
         rows: dict[str, str | Path] = {}
         if self.losses:
             rows["held-out loss"] = f"{self.losses[0]:.4f} before, {self.losses[-1]:.4f} after"
-        return {**rows, "report": self.run.report_path, "checkpoint": checkpoints(self.run.path)[-1]}
+        return {**rows, "report": self.run.report_path, "checkpoint": self.run.checkpoints()[-1]}
 
     def close(self) -> None:
         self.ahead.shutdown(wait=False, cancel_futures=True)

@@ -15,7 +15,8 @@ import psutil
 import pytest
 import yaml
 
-from orchestration.run.directory import checkpoints, read_marker, read_metrics
+from orchestration.run.checksums import read_marker
+from orchestration.run.directory import checkpoints, read_metrics
 from orchestration.run.samples import read_samples, sample_steps
 from unit_tests.waiting import PATIENCE_SECONDS, is_alive, wait_for
 

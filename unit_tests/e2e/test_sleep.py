@@ -11,7 +11,8 @@ import pytest
 
 from orchestration.cluster.watchdog import EnginesLost
 from orchestration.rl.loop import drive
-from orchestration.run.directory import checkpoints, read_marker
+from orchestration.run.checksums import read_marker
+from orchestration.run.directory import checkpoints
 from unit_tests.e2e.shared_stack import SharedStack
 from unit_tests.e2e.test_failures import STALL_SECONDS, core_of, pid_of, quick_to_judge
 from unit_tests.e2e.test_schedule import prompts_of, prompts_of_run

@@ -13,7 +13,8 @@ from orchestration.cluster.watchdog import Call
 from orchestration.rl import weight_sync
 from orchestration.rl.loop import drive
 from orchestration.rl.weight_sync import SyncError
-from orchestration.run.directory import CONFIG, checkpoints, read_marker
+from orchestration.run.checksums import read_marker
+from orchestration.run.directory import CONFIG, checkpoints
 from orchestration.run.resume import opened_to_resume
 from orchestration.run.samples import sample_steps
 from unit_tests.e2e.shared_stack import RANKS, SharedStack

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from orchestration.run.atomic_files import afterwards
-from orchestration.run.directory import RunDirectory, check_free, checkpoints, read_marker, read_metrics
+from orchestration.run.checksums import read_marker
+from orchestration.run.directory import RunDirectory, check_free, checkpoints, read_metrics
 from orchestration.run.provenance import describe_provenance, git_state
 from orchestration.run.samples import prompt_text, read_samples, sample_steps, version_runs
 from records.rollout import Prompt, Trajectory

@@ -17,7 +17,7 @@ import yaml
 from configs.blocks.rl import RLConfig
 from configs.blocks.supervised import SLConfig
 from configs.reading.load import ConfigError, load, to_yaml
-from orchestration.run.directory import RunDirectory, checkpoints, read_metrics
+from orchestration.run.directory import RunDirectory, checkpoints, read_metrics, state_folder
 from orchestration.run.resume import (
     DriverState,
     changed_keys,
@@ -146,14 +146,19 @@ def test_a_job_killed_and_resumed_has_the_numbers_of_one_never_killed(jobs, rank
     step = DriverState.read(checkpoint).step
     assert EVERY <= step < SL_STEPS
     shown = ended(started(jobs, "--config", "dpo.yaml", "--resume", "runs/killed"))
-    assert f"resuming from runs/killed/checkpoints/{checkpoint.name}: step {step + 1} of {SL_STEPS} is next" in shown
+    assert (
+        f"resuming from {run.absolute()}/checkpoints/{checkpoint.name}: step {step + 1} of {SL_STEPS} is next" in shown
+    )
     expected = numbers(whole)
     assert [row["step"] for row in expected] == list(range(SL_STEPS + 1))
     assert numbers(run) == expected
     weights = [checkpoints(path)[-1] / "model.safetensors" for path in (run, whole)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
     assert expected[-1]["data/left_out/pairs"] == 1, "the row that is too long"
-    assert [(path / "resume").exists() for path in checkpoints(run)] == [False, True], "the newest alone can be resumed"
+    assert [state_folder(path).exists() for path in checkpoints(run)] == [True, True], (
+        "the older one can be resumed too"
+    )
+    assert not list((run / "checkpoints").rglob("*.pt")), "a checkpoint is a model folder, without pickles"
     noted = json.loads((run / "environment.json").read_text())
     assert noted["resumed"][0]["step"] == step
 
@@ -218,19 +223,20 @@ def test_a_step_that_was_trained_and_not_judged_is_not_done(tmp_path, step, is_j
         assert not owes_evaluation(run, DriverState.read(run.resumed_from), config), "its line is there"
 
 
-def test_only_the_newest_checkpoint_keeps_its_state(jobs, tmp_path):
+def test_the_newest_two_checkpoints_keep_their_state(jobs, tmp_path):
     run, _ = made_run(jobs, tmp_path)
-    with run.checkpoint(4) as folder:
-        (trainer_folder(folder)).mkdir(parents=True)
-        DriverState(4, 1, {}, {}).write(folder)
-    (run.path / "checkpoints/step_000002/.resume.removing").mkdir()  # of a process killed while it removed
-    run.prune_checkpoints(keep=2)
-    assert [(path / "resume").is_dir() for path in checkpoints(run.path)] == [False, True]
+    for step in (4, 5):
+        with run.checkpoint(step) as folder:
+            (trainer_folder(folder)).mkdir(parents=True)
+            DriverState(step, 1, {}, {}).write(folder)
+    for left in (".step_000002.removing", ".step_000009.partial", "step_000008"):  # of processes that were killed
+        (run.path / "resume" / left).mkdir()
+    run.prune_checkpoints(keep=3)
+    assert [state_folder(path).is_dir() for path in checkpoints(run.path)] == [False, True, True]
     with run.checkpoint(6):
         pass
-    assert not (run.path / "checkpoints/step_000002/.resume.removing").exists()
     run.prune_checkpoints(keep=3)
-    assert (run.path / "checkpoints/step_000004/resume").is_dir(), "not given up for one without"
+    assert sorted(path.name for path in (run.path / "resume").iterdir()) == ["step_000004", "step_000005"]
     assert newest_resumable(run) is None, "the newest is the one that counts"
 
 
@@ -304,5 +310,5 @@ def test_keys_are_compared_to_the_leaves(jobs):
 
 def test_a_state_is_json_and_comes_back_equal(tmp_path):
     state = DriverState(3, 2, {"position": 5}, {"train/loss": 0.1 + 0.2}, 7, [0.5], [{"prompt": "é"}])
-    state.write(tmp_path)
-    assert DriverState.read(tmp_path) == state and dataclasses.asdict(state)["version"] == 7
+    state.write(tmp_path / "checkpoints/step_000003")
+    assert DriverState.read(tmp_path / "checkpoints/step_000003") == state and dataclasses.asdict(state)["version"] == 7
