@@ -20,6 +20,7 @@ from orchestration.rl.rollout_queue import Batch, RolloutQueue
 from orchestration.rl.step_metrics import StepMetrics
 from orchestration.rl.weight_sync import WeightSync
 from orchestration.run.atomic_files import afterwards
+from orchestration.run.checksums import check_parts
 from orchestration.run.console import Console
 from orchestration.run.directory import RunDirectory, read_metrics
 from orchestration.run.nonfinite import NonFiniteError, not_finite_message, skipped_warning
@@ -191,9 +192,10 @@ class RLJob:
     def checkpoint(self, step: int) -> None:
         """Write the policy in Hugging Face format, and what a resumed run needs; remove older checkpoints."""
         with self.metrics.phase("checkpoint"), self.run.checkpoint(step) as folder:
-            self.driver.wait(self.trainers.save(folder))
+            check_parts(folder, self.driver.wait(self.trainers.save(folder)))
             if self.config.checkpoint.resume_state:
-                self.driver.wait(self.trainers.save_state(trainer_folder(folder)))
+                state = trainer_folder(folder)
+                check_parts(state, self.driver.wait(self.trainers.save_state(state)))
                 self.state(step).write(folder)
                 write_replay_buffer(folder, self.driver.queue.replay_buffer.state)
         self.run.prune_checkpoints(self.config.checkpoint.keep)

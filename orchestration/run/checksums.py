@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -113,16 +113,16 @@ def shortened(texts: list[str]) -> str:
     return "; ".join(texts[:3]) + (f"; and {len(texts) - 3} more" if len(texts) > 3 else "")
 
 
-def check_parts(folder: Path, reported: Iterator[tuple[str, dict[str, int]]]) -> None:
-    """Raise ValueError when a file that a writer reports, by path within the folder, is not here with that size."""
-    for writer, files in reported:
+def check_parts(folder: Path, by_rank: Sequence[dict[str, int]]) -> None:
+    """Raise ValueError when a file that a trainer rank sees in the folder is not here with that size."""
+    here = sizes(folder)
+    for rank, files in enumerate(by_rank):
         for name, size in files.items():
-            path = folder / name
-            here = path.stat().st_size if path.is_file() else None
-            if here != size:
+            if here.get(name) != size:
+                found = f"has {here[name]}" if name in here else "is missing"
                 raise ValueError(
-                    f"{writer} wrote {path} with {size} bytes, and here it {'is missing' if here is None else f'has {here}'}; "
-                    "put the run directory (--run-dir) on storage that all machines share"
+                    f"trainer rank {rank} wrote {folder / name} with {size} bytes, and here it {found}; put the run "
+                    "directory (--run-dir) on storage that all machines share"
                 )
 
 

@@ -21,6 +21,7 @@ from orchestration.cluster.devices import resolve
 from orchestration.cluster.launcher_rank import is_first_rank, join_ranks
 from orchestration.metrics.step_clock import StepClock, due
 from orchestration.metrics.tally import Tally
+from orchestration.run.checksums import check_parts
 from orchestration.run.console import Console
 from orchestration.run.directory import CAPTURED_STEPS, RunDirectory, read_metrics
 from orchestration.run.logs import captured_output
@@ -168,11 +169,14 @@ class SLJob:
             folder = self.run.partial_checkpoint(step)
             if is_first_rank():
                 stack.enter_context(self.run.checkpoint(step))
-            self.trainer.weights.save(folder)  # the first rank writes; the others take part in gathering
+            parts = self.trainer.weights.save(folder)  # the first rank writes; the others take part in gathering
             if self.config.checkpoint.resume_state:
                 torch.distributed.barrier()  # until the first rank has made the folder
-                self.trainer.save_state(trainer_folder(folder))
+                parts = self.trainer.save_state(trainer_folder(folder))
+            reported: list[dict[str, int]] = [{}] * self.ranks
+            torch.distributed.all_gather_object(reported, parts)
             if is_first_rank():
+                check_parts(trainer_folder(folder) if self.config.checkpoint.resume_state else folder, reported)
                 if self.config.checkpoint.resume_state:
                     DriverState(step, self.ranks, self.feed_state, self.metrics).write(folder)
                 stack.close()  # the checkpoint is complete from here on

@@ -101,12 +101,13 @@ class TrainerRanks:
         """Give device memory back before an engine wakes that shares the GPU."""
         return self._call("release_memory", "release memory")
 
-    def save(self, folder: Path) -> Call[list[Any]]:
-        """Write the policy in Hugging Face format."""
+    def save(self, folder: Path) -> Call[list[dict[str, int]]]:
+        """Write the policy in Hugging Face format; the answer is the sizes of the files that each rank wrote."""
         return self._call("call", f"write {folder}", "write the model", "weights.save", folder)
 
-    def save_state(self, folder: Path) -> Call[list[Any]]:
-        """Write all that decides the next step, every rank its part; the folder is on storage that all ranks share."""
+    def save_state(self, folder: Path) -> Call[list[dict[str, int]]]:
+        """Write all that decides the next step, every rank its part, on storage that all ranks share; the answer is the
+        sizes of the files that each rank sees."""
         return self._call("call", f"write {folder}", "write the trainer's state", "save_state", folder)
 
     def load_state(self, folder: Path) -> Call[list[Any]]:

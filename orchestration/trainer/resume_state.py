@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from orchestration.run.checksums import sizes
+
 NAMES = ("policy", "critic")  # of the DeepSpeed engines, in order
 
 
@@ -21,8 +23,9 @@ class Counters:
     skipped_in_a_row: int = 0  # updates, up to the last one
 
 
-def save_state(folder: Path, ds_engines: Sequence[Any], counters: Counters, device: torch.device) -> None:
-    """Write this rank's part into `folder`, which all ranks share. A collective: every rank calls it."""
+def save_state(folder: Path, ds_engines: Sequence[Any], counters: Counters, device: torch.device) -> dict[str, int]:
+    """Write this rank's part into `folder`, which all ranks share; return the size of each file that this rank then
+    sees there, by its path within the folder. A collective: every rank calls it."""
     folder.mkdir(parents=True, exist_ok=True)
     for ds_engine, name in zip(ds_engines, NAMES, strict=False):
         # A frozen base under adapters is loaded from model.path as before.
@@ -35,6 +38,7 @@ def save_state(folder: Path, ds_engines: Sequence[Any], counters: Counters, devi
     }
     torch.save(state, _rank_file(folder, torch.distributed.get_rank()))
     torch.distributed.barrier()
+    return sizes(folder)
 
 
 def load_state(folder: Path, ds_engines: Sequence[Any], device: torch.device) -> Counters:

@@ -275,9 +275,9 @@ class Trainer:
             computed.append({name: columns[name].float().cpu().numpy() for name in names})
         return computed
 
-    def save_state(self, folder: Path) -> None:
-        """Write all that decides the next step. A collective: every rank calls it."""
-        save_state(folder, self.ds_engines, self.counters, self.device)
+    def save_state(self, folder: Path) -> dict[str, int]:
+        """Write all that decides the next step, and return the sizes of the files. A collective: every rank calls it."""
+        return save_state(folder, self.ds_engines, self.counters, self.device)
 
     def load_state(self, folder: Path) -> None:
         """Continue where `save_state` was called; only for a trainer that has not trained yet. A collective.

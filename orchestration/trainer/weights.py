@@ -18,6 +18,7 @@ from orchestration.model.checkpoint_names import as_in_checkpoint, saved_buffers
 from orchestration.model.lora import adapter_description, adapter_tensors, merged_tensors
 from orchestration.model.policy_model import PolicyModel
 from orchestration.model.reward_model_files import save_reward_model
+from orchestration.run.checksums import sizes
 from orchestration.trainer.optimizer import full_parameters, whole
 from orchestration.trainer.settings import TrainerSettings
 
@@ -47,8 +48,9 @@ class TrainedWeights:
         lora = self.settings.lora
         return adapter_description(self.policy.hf_model, lora) if lora is not None and lora.sync == "adapter" else None
 
-    def save(self, folder: Path) -> None:
-        """Write the policy and its tokenizer in Hugging Face format (rank 0 writes). For a policy with adapters, write
+    def save(self, folder: Path) -> dict[str, int]:
+        """Write the policy and its tokenizer in Hugging Face format (rank 0 writes, and returns each file's size by its
+        path within the folder; the others return {}). For a policy with adapters, write
         only these, in PEFT's format; with merged checkpoints also the merged model, and the adapters in
         folder/adapter."""
         lora, merged = self.settings.lora, self.settings.merged_checkpoints
@@ -56,6 +58,7 @@ class TrainedWeights:
             self._save_tensors(folder, None)
         if lora is not None:
             self._save_tensors(folder / ADAPTER_FOLDER if merged else folder, lora)
+        return sizes(folder) if self.rank == 0 else {}
 
     def value_parameters(self) -> dict[str, Tensor]:
         """Return the parameters of the critic or value head on rank 0; other ranks get an empty dict."""

@@ -164,10 +164,10 @@ def test_a_damaged_checkpoint_is_no_model(run: Path, name: str, damage) -> None:
 
 def test_a_part_that_another_machine_kept_is_missed(tmp_path: Path) -> None:
     (tmp_path / "here").write_bytes(b"123")
-    check_parts(tmp_path, [("rank 0", {"here": 3})])
+    check_parts(tmp_path, [{"here": 3}, {}])
     with pytest.raises(
-        ValueError, match=r"rank 1 on delta wrote .*/trainer/rank_1.pt with 9 bytes, and here it is missing"
+        ValueError, match=r"trainer rank 1 wrote .*/policy/rank_1.pt with 9 bytes, and here it is missing"
     ):
-        check_parts(tmp_path, [("rank 0", {"here": 3}), ("rank 1 on delta", {"trainer/rank_1.pt": 9})])
+        check_parts(tmp_path, [{"here": 3}, {"policy/rank_1.pt": 9}])
     with pytest.raises(ValueError, match="with 4 bytes, and here it has 3; put the run directory"):
-        check_parts(tmp_path, [("rank 0", {"here": 4})])
+        check_parts(tmp_path, [{"here": 4}])

@@ -52,7 +52,7 @@ def test_training() -> None:
     assert "7 duplicates, 1 too long, 0 also held out" in text
     assert "3 times, 20 held-out prompts x 1" in text  # before, after step 10, after step 20
     assert "2 rank(s), ZeRO 1, 4 thread(s) each, gloo" in text
-    assert "135,000,000 parameters" in text and "4.27 GiB of disk" in text  # 3 x 2 bytes a parameter, 2 x 14 to resume
+    assert "135,000,000 parameters" in text and "6.03 GiB of disk" in text  # 3 x 2 bytes a parameter, 3 x 14 to resume
     assert "warning: rollout.top_p: biased" in text and "runs/grpo" in text
     assert not Path("runs/grpo").exists() or "nothing was started" in text
 
