@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
@@ -77,3 +78,9 @@ def error_at(key: str, text: str, given: Any) -> ValidationError:
     """Return the error of one key, to be raised by a validator of the key's block."""
     error = PydanticCustomError("rule", "{text}", {"text": text})
     return ValidationError.from_exception_data("block", [InitErrorDetails(type=error, loc=(key,), input=given)])
+
+
+def located(path: str) -> str:
+    """Return a path that names a folder here in full, and a hub name as it is. Other processes, which may have other
+    current directories, get nothing else."""
+    return str(Path(path).absolute()) if Path(path).is_dir() else path

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from configs.blocks.block import Block
+from configs.blocks.block import Block, located
 
 
 class Lora(Block):
@@ -46,3 +46,7 @@ class Lora(Block):
     def scale(self) -> float:
         """Return the factor on B A."""
         return self.alpha / (self.rank**0.5 if self.rank_stabilised else self.rank)
+
+    def located(self) -> Lora:
+        """Return the same block with the absolute path of the adapter, for other processes."""
+        return self.model_copy(update={"adapter": self.adapter and located(self.adapter)})

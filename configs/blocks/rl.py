@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_serializer, model_validator
 
-from configs.blocks.block import Block, Named, error_at
+from configs.blocks.block import Block, Named, error_at, located
 from configs.blocks.capture import Capture
 from configs.blocks.lora import Lora
 from configs.blocks.objective import Critic, Filter, Objective
@@ -55,6 +55,10 @@ class Model(Block):
         False, description="Last matrix product in float32 in the trainer (ScaleRL, arXiv 2510.13786)."
     )
     trust_remote_code: bool = Field(False, description="Allow model code shipped with the checkpoint to run.")
+
+    def located(self) -> Model:
+        """Return the same model by its absolute path, for other processes."""
+        return self.model_copy(update={"path": located(self.path)})
 
 
 class Data(Block):

@@ -55,7 +55,7 @@ class EngineJob:
         takes_adapter = config.lora is not None and config.lora.sync == "adapter"
         sequences = rollout.prompts_per_step * rollout.responses_per_prompt
         return cls(
-            model=config.model,
+            model=config.model.located(),
             reward=config.reward,
             seed=config.run.seed,
             engines=rollout.engines,
@@ -79,7 +79,7 @@ class EngineJob:
         """Return the engines of an evaluation. A lost one is not replaced, since an evaluation can be run again."""
         sequences = config.eval.max_prompts * config.eval.samples_per_prompt
         return cls(
-            model=config.model,
+            model=config.model.located(),
             reward=config.reward,
             seed=config.run.seed,
             engines=config.engines,

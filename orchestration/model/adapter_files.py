@@ -34,17 +34,21 @@ class Adapter:
     base_fingerprint: str | None  # None when the program that saved the adapter noted none
 
 
-def save_adapter(folder: Path, tensors: dict[str, Tensor], lora: Lora, base_path: str) -> None:
-    """Write a folder that `PeftModel.from_pretrained` reads. The target all-linear is kept as such."""
+def save_adapter(
+    folder: Path, tensors: dict[str, Tensor], lora: Lora, base_path: str, base_name: str | None = None
+) -> None:
+    """Write a folder that `PeftModel.from_pretrained` reads. The target all-linear is kept as such.
+
+    base_name: what the base model is called in it, as the user did: an absolute path is on no other machine.
+    """
     from safetensors.torch import save_file
 
-    base_path = str(Path(base_path).resolve()) if Path(base_path).is_dir() else base_path
     folder.mkdir(parents=True, exist_ok=True)
     save_file({name: t.contiguous() for name, t in tensors.items()}, folder / WEIGHTS, metadata={"format": "pt"})
-    config = peft_config(lora, base_path)
+    config = peft_config(lora, base_name or base_path)
     config.inference_mode = True
     config.save_pretrained(str(folder))
-    note = {"path": base_path, "fingerprint": weights_fingerprint(base_path)}
+    note = {"path": base_name or base_path, "fingerprint": weights_fingerprint(base_path)}
     (folder / BASE).write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
 
 

@@ -93,7 +93,8 @@ def started_actors(
 def trainer_settings(config: RLConfig, run: RunDirectory) -> TrainerSettings:
     """Return the settings that a job gives to its trainer ranks."""
     return TrainerSettings(
-        model=config.model,
+        model=config.model.located(),
+        base_name=config.model.path,
         train=config.train,
         temperature=config.rollout.temperature,
         seed=config.run.seed,
@@ -101,9 +102,9 @@ def trainer_settings(config: RLConfig, run: RunDirectory) -> TrainerSettings:
         longest=config.rollout.engine.get("max_model_len", EngineJob.of_rl(config).max_model_len),
         objective=config.objective,
         critic=config.critic,
-        lora=config.lora,
+        lora=config.lora.located() if config.lora is not None else None,
         merged_checkpoints=config.checkpoint.merged,
-        capture_folder=str((run.path / CAPTURED_STEPS).resolve()),
+        capture_folder=str(run.path / CAPTURED_STEPS),
         capture_steps=tuple(config.capture.steps),
         capture_keep=config.capture.keep,
     )

@@ -218,7 +218,8 @@ def trainer_settings(config: SLConfig, total_updates: int, run: RunDirectory) ->
     from configs.blocks.objective import Critic, Objective
 
     return TrainerSettings(
-        model=config.model,
+        model=config.model.located(),
+        base_name=config.model.path,
         train=config.train,
         temperature=1.0,
         seed=config.run.seed,
@@ -226,9 +227,9 @@ def trainer_settings(config: SLConfig, total_updates: int, run: RunDirectory) ->
         longest=config.data.max_tokens,
         objective=Objective(aggregation=config.objective.aggregation),
         critic=Critic(kind="shared"),
-        lora=config.lora,
+        lora=config.lora.located() if config.lora is not None else None,
         merged_checkpoints=config.checkpoint.merged,
-        capture_folder=str((run.path / CAPTURED_STEPS).resolve()),
+        capture_folder=str(run.path / CAPTURED_STEPS),
         capture_steps=tuple(config.capture.steps),
         capture_keep=config.capture.keep,
     )

@@ -24,6 +24,7 @@ class TrainerSettings:
     critic: Critic = field(default_factory=Critic)
     lora: Lora | None = None  # None: every weight is trained
     merged_checkpoints: bool = False
+    base_name: str | None = None  # what the user called the model, for an adapter's files; None: model.path
     capture_folder: str = "captured_steps"  # where updates are kept whole
     capture_steps: tuple[int, ...] = ()
     capture_keep: int = 2

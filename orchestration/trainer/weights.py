@@ -99,5 +99,5 @@ class TrainedWeights:
             elif lora is None:
                 self.policy.hf_model.save_pretrained(folder, state_dict=state)
             else:
-                save_adapter(folder, state, lora, model.path)
+                save_adapter(folder, state, lora, model.path, self.settings.base_name)
             load_tokenizer(model.path, model.trust_remote_code).save_pretrained(folder)

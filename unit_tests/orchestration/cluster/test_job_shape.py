@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from configs.blocks.evaluation import EvalConfig
-from configs.blocks.rl import RLConfig
+from configs.blocks.rl import Model, RLConfig
 from configs.reading.load import load
 from orchestration.cluster.job_shape import EngineJob, TrainerJob
+from orchestration.rl.actors import trainer_settings
+from orchestration.run.directory import RunDirectory
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def rl(*overrides: str) -> RLConfig:
@@ -37,3 +45,17 @@ def test_engines_pause_only_in_overlap() -> None:
     assert not EngineJob.of_rl(rl(overlap)).pauses_while_training
     assert TrainerJob.of_rl(rl(overlap)).colocate is False, "both sides work at the same time"
     assert TrainerJob.of_rl(rl(overlap, pause)).colocate is None
+
+
+def test_actors_get_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's workers have the current directory of the raylet, not of the driver."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("mine/model", "mine/adapter", "models"):
+        (tmp_path / folder).mkdir(parents=True)
+    keys = ["model.path=mine/model", "lora={adapter: mine/adapter}"]
+    config = load(ROOT / "configs/grpo_tiny.yaml", RLConfig, keys)
+    settings = trainer_settings(config, RunDirectory("runs/a", "id"))
+    assert EngineJob.of_rl(config).model.path == settings.model.path == str(tmp_path / "mine/model")
+    assert settings.lora is not None and settings.lora.adapter == str(tmp_path / "mine/adapter")
+    assert settings.capture_folder == str(tmp_path / "runs/a/captured_steps") and settings.base_name == "mine/model"
+    assert Model(path="owner/name").located().path == "owner/name"

@@ -13,7 +13,14 @@ from transformers import AutoModelForCausalLM
 from configs.blocks.lora import Lora
 from configs.blocks.rl import Model
 from orchestration.cluster.devices import resolve
-from orchestration.model.adapter_files import CONFIG, WEIGHTS, read_adapter, save_adapter, weights_fingerprint
+from orchestration.model.adapter_files import (
+    CONFIG,
+    WEIGHTS,
+    check_base,
+    read_adapter,
+    save_adapter,
+    weights_fingerprint,
+)
 from orchestration.model.lora import adapter_tensors
 from orchestration.model.merge_adapter import main, merge_adapter
 from orchestration.model.policy_model import load_policy
@@ -146,3 +153,14 @@ def test_a_part_for_no_layer_is_refused(made: Path, tmp_path: Path) -> None:
     save_file({name.replace("q_proj", "w_proj"): t for name, t in tensors.items()}, tmp_path / "odd" / WEIGHTS)
     with pytest.raises(ValueError, match=r"has a part for model\.layers\.0\.self_attn\.w_proj\.weight, which Llama"):
         merge_adapter(str(tmp_path / "odd"), str(tmp_path / "out"))
+
+
+def test_an_adapter_names_its_base_as_the_user_did(tmp_path):
+    write_tiny_model(tmp_path / "model")
+    save_adapter(tmp_path / "adapter", {}, LORA, str(tmp_path / "model"), "models/tiny")
+    assert (
+        json.loads((tmp_path / "adapter/adapter_config.json").read_text())["base_model_name_or_path"] == "models/tiny"
+    )
+    adapter = read_adapter(tmp_path / "adapter")
+    assert adapter.base_path == "models/tiny"
+    check_base(adapter, str(tmp_path / "model"), "adapter")

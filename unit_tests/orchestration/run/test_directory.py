@@ -235,3 +235,12 @@ def test_what_is_to_be_written_in_the_end_is_written_once() -> None:
     with pytest.raises(KeyboardInterrupt), afterwards(lambda: written.append("interrupted")):
         raise KeyboardInterrupt
     assert written == ["good", "interrupted"]
+
+
+def test_every_path_is_absolute_because_actors_have_other_current_directories(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = RunDirectory.create("runs/a", "")
+    for path in (run.path, run.log_path("engine_0"), run.partial_checkpoint(1), RunDirectory.opened("runs/a").path):
+        assert path.is_absolute() and path.is_relative_to(tmp_path)
