@@ -238,6 +238,12 @@ class Checkpoint(Block):
         description="Keep beside the newest two checkpoints what --resume needs: optimizer state and float32 weights, 12 to 16 bytes a "
         "trained parameter. Without it a checkpoint is the weights alone.",
     )
+    grace_seconds: float = Field(
+        60.0,
+        ge=0,
+        description="On Ctrl-C or SIGTERM, the step under way (in RL: the trainer's part of it) is finished and a checkpoint "
+        "written; a run that takes longer for it, or gets a second signal, ends without. 0: end at once.",
+    )
     merged: bool = Field(
         False,
         description="With lora: write the model that base and adapter make, and the adapter in its folder adapter/; "

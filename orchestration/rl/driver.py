@@ -8,7 +8,7 @@ meanwhile. In sync mode there is nothing to submit while the trainer works, and 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -20,6 +20,7 @@ from orchestration.metrics.tally import Tally
 from orchestration.rl.rollout_queue import Batch, RolloutQueue
 from orchestration.rl.weight_probe import compare, probe_sampling, probe_tokens, tolerance_for
 from orchestration.rl.weight_sync import SyncError, WeightSync, taken_tally
+from orchestration.run.interruption import Interrupted
 from orchestration.trainer.ranks import TrainerRanks
 from orchestration.trainer.recompute import recompute
 from records.rollout import FloatArray, Group, Prompt, Trajectory
@@ -40,7 +41,8 @@ class Driver:
         overlaps = config.schedule.mode == "overlap"
         self.syncs_in_flight = overlaps and config.sync.method != "nccl" and not pool.sleeps
         self.tally = Tally()  # of what happened in rounds, until the job takes it
-        self.failure: EnginesLost | SyncError | None = (
+        self.asked: Callable[[], bool] = lambda: False  # whether the run was asked to end
+        self.failure: EnginesLost | SyncError | Interrupted | None = (
             None  # of a round beside the trainer; raised when its step is whole
         )
         self._goes_round_beside = False  # while the trainer works
@@ -63,7 +65,10 @@ class Driver:
             SyncError: an engine refused the weights that it was to load during training.
             ProbeFailed: an engine that has loaded does not hold the trainer's weights.
             ValueError: a user's filter or environment failed.
+            Interrupted: the run was asked to end.
         """
+        if self.asked():
+            raise Interrupted
         if submits:
             self.queue.submit(self.weights.version)
         groups = self._collect(wait_seconds)
@@ -115,7 +120,7 @@ class Driver:
         """Keep an error of the block (lost engines, refused weights) for `raise_failure`, after the trainer's step."""
         try:
             yield
-        except (EnginesLost, SyncError) as error:
+        except (EnginesLost, SyncError, Interrupted) as error:
             self.failure = error
 
     def raise_failure(self) -> None:

@@ -23,6 +23,7 @@ from orchestration.run.atomic_files import not_hiding
 from orchestration.run.checksums import read_marker
 from orchestration.run.console import Console
 from orchestration.run.directory import RunDirectory
+from orchestration.run.interruption import Interrupted, finishing_first
 from orchestration.run.logs import captured_output
 from orchestration.run.resume import how_to_resume, newest_resumable, restart_run, restore_run
 from orchestration.trainer.token_objective import TokenObjective
@@ -90,20 +91,24 @@ def drive(job: RLJob, write_report: WriteReport) -> None:
         EnginesLost: engines died more often than failures.engine_restarts allows; there is a checkpoint.
         SyncError: the engines could not be brought to the trainer's weights; there is a checkpoint too.
         TrainerLost: a trainer rank died, or stood still for failures.stall_seconds.
+        KeyboardInterrupt: the run was asked to end; there is a checkpoint of the last trained step.
     """
     run, steps = job.run, job.config.train.steps
-    try:
-        for step in range(job.progress.first_step, steps + 1):
-            do_step(job, step)
-            job.console.step(step, job.record(step))
-            write_report(run.path)
-    except (EnginesLost, SyncError) as error:
-        job.driver.stop()  # another round would meet the lost engine again
-        trained = job.progress.trained_steps
-        if trained > max((read_marker(kept)["step"] for kept in run.checkpoints()), default=0):
-            with not_hiding(error):
-                job.checkpoint(trained)
-        raise type(error)(f"{error} {how_to_resume(run)}") from error
+    with finishing_first(job.config.checkpoint.grace_seconds) as job.driver.asked:
+        try:
+            for step in range(job.progress.first_step, steps + 1):
+                do_step(job, step)
+                job.console.step(step, job.record(step))
+                write_report(run.path)
+        except (EnginesLost, SyncError, Interrupted) as error:
+            job.driver.stop()  # another round would meet the lost engine again
+            trained = job.progress.trained_steps
+            if trained > max((read_marker(kept)["step"] for kept in run.checkpoints()), default=0):
+                with not_hiding(error):
+                    job.checkpoint(trained)
+            if isinstance(error, Interrupted):
+                raise KeyboardInterrupt from error
+            raise type(error)(f"{error} {how_to_resume(run)}") from error
     before, after = job.progress.accuracies[0], job.progress.accuracies[-1]
     job.console.summary(
         "done",

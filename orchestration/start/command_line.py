@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import os
+import shlex
 import signal
 import sys
 import textwrap
@@ -74,7 +75,9 @@ def main(kind: JobKind[Config, Data], arguments: Sequence[str] | None = None) ->
         return INTERRUPTED
     for warning in warnings if is_first_rank() else ():
         print(f"warning: {warning}", file=sys.stderr)
-    return _ended(kind.run, config, data, directory)
+    go_on = ["--config", given.config, *(word for key in given.set for word in ("--set", key)), "--resume"]
+    command = shlex.join(["python", kind.program, *go_on, str(directory.path)]) if kind.training is not None else ""
+    return _ended(kind.run, config, data, directory, command)
 
 
 def checked_with_data(kind: JobKind[Config, Data], config: Config, is_resumed: bool = False) -> tuple[Checked, Data]:
@@ -140,13 +143,16 @@ def _took_up_what_is_done(config: TrainingConfig, steps: int, directory: RunDire
 
 
 def _ended(
-    run: Callable[[Config, Data, RunDirectory], None], config: Config, data: Data, directory: RunDirectory
+    run: Callable[[Config, Data, RunDirectory], None], config: Config, data: Data, directory: RunDirectory, command: str
 ) -> int:
-    """Run the job; turn an error into one line and an exit code, and write its traceback into the driver's log."""
+    """Run the job; turn an error into one line and an exit code, and write its traceback into the driver's log.
+
+    command: what goes on with the run, for those that end too early.
+    """
     try:
         run(config, data, directory)
     except KeyboardInterrupt:
-        print(f"interrupted; what was done is in {directory.path}", file=sys.stderr)
+        print(f"interrupted; what was done is in {directory.path}{_way_on(directory, command)}", file=sys.stderr)
         return INTERRUPTED
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -158,8 +164,20 @@ def _ended(
             traceback.print_exception(error, file=file)
         cause = getattr(error, "cause", error)  # what an actor raised, without the tracebacks on its way here
         print(f"failed: {type(cause).__name__}: {_shortened(str(cause))}\nthe traceback is in {log}", file=sys.stderr)
+        print(_way_on(directory, command).lstrip("\n"), end="", file=sys.stderr)
         return FAILED
     return 0
+
+
+def _way_on(directory: RunDirectory, command: str) -> str:
+    """Return the lines that say how to go on with a run that ended too early; none for other ranks and evaluations."""
+    from orchestration.run.resume import how_to_resume
+
+    if not command or not is_first_rank():
+        return ""
+    by = ", with the launcher as before" if "WORLD_SIZE" in os.environ and os.environ["WORLD_SIZE"] != "1" else ""
+    said = how_to_resume(directory)
+    return f"\n{said}" + (f"\ngo on{by}: {command}\n" if said.startswith("Go on") else "\n")
 
 
 def _shortened(text: str) -> str:

@@ -24,6 +24,7 @@ from orchestration.metrics.tally import Tally
 from orchestration.run.checksums import check_parts
 from orchestration.run.console import Console
 from orchestration.run.directory import CAPTURED_STEPS, RunDirectory, read_metrics
+from orchestration.run.interruption import finishing_first
 from orchestration.run.logs import captured_output
 from orchestration.run.nonfinite import NonFiniteError, not_finite_message, skipped_warning
 from orchestration.run.resume import DriverState, trainer_folder
@@ -49,17 +50,20 @@ def run_sl(config: SLConfig, feed: SupervisedData, run: RunDirectory, write_repo
             console.note(str(feed))
         job = SLJob(config, feed, run, console, rank, ranks)
         stack.callback(job.close)
+        job.asked = stack.enter_context(finishing_first(config.checkpoint.grace_seconds))
         for step in range(job.begin(), steps + 1):
             if step > 0:
                 job.train(step)
             if step == 0 or due(step, config.eval.every, steps):
                 job.evaluate()
             job.gather()
-            if step > 0 and due(step, config.checkpoint.every, steps):
+            if step > 0 and (job.is_to_end or due(step, config.checkpoint.every, steps)):
                 job.checkpoint(step)
             job.record(step)
             if is_first_rank():
                 write_report(run.path)
+            if job.is_to_end and step < steps:
+                raise KeyboardInterrupt
         if console is not None:
             console.summary("done", job.closing())
     torch.distributed.barrier()
@@ -79,6 +83,8 @@ class SLJob:
         self.packing = Packing(config, self.method, ranks)
         self.feed_state = self.feed.sampler.state_dict()  # as it was after the last trained batch was drawn
         self.metrics: dict[str, float] = {}  # the step's, over all ranks
+        self.asked: Callable[[], bool] = lambda: False  # whether this rank was asked to end
+        self.is_to_end = False  # whether any was, as of the last `gather`
         self.losses: list[float] = []  # held-out losses, in order
         self.next_batch: Future[tuple[list[MicroBatch], dict[str, float], dict[str, Any]]] | None = None
         with self._phase("starting the trainer", "train"):
@@ -155,10 +161,11 @@ class SLJob:
             self.tally.merge(self.trainer.evaluate(batches))
 
     def gather(self) -> None:
-        """Merge the ranks' tallies of the step. A collective."""
-        parts: list[Tally | None] = [None] * self.ranks
-        torch.distributed.all_gather_object(parts, self.tally)
-        self.metrics.update(Tally.merged(part for part in parts if part is not None).means())
+        """Merge the ranks' tallies of the step, and agree on whether the run was asked to end. A collective."""
+        parts: list[tuple[Tally, bool]] = [(Tally(), False)] * self.ranks
+        torch.distributed.all_gather_object(parts, (self.tally, self.asked()))
+        self.metrics.update(Tally.merged(tally for tally, _ in parts).means())
+        self.is_to_end = any(asked for _, asked in parts)
         self.tally = Tally()
 
     def checkpoint(self, step: int) -> None:

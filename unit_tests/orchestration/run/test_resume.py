@@ -1,4 +1,4 @@
-"""Resuming is exact: trainers on one rank and two, whole supervised jobs killed in the middle, and the run directory."""
+"""Resuming is exact: trainers on one rank and two, whole supervised jobs ended in the middle, and the run directory."""
 
 import dataclasses
 import json
@@ -114,17 +114,18 @@ def ended(process: subprocess.Popen) -> str:
     return shown
 
 
-def killed_after(process: subprocess.Popen, run: Path, step: int) -> None:
-    """Kill the process once the run has written the line of `step`."""
+def interrupted_after(process: subprocess.Popen, run: Path, step: int) -> str:
+    """Ask the process to end once the run has written the line of `step`; return what it showed."""
 
     def is_there() -> bool:
         assert process.poll() is None, process.communicate()[0]
         return any(row["step"] >= step for row in read_metrics(run))
 
     wait_for(is_there, f"step {step} is done", every_seconds=0.002)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    process.stdout.close()
+    process.send_signal(signal.SIGTERM)
+    shown, _ = process.communicate(timeout=100)
+    assert process.returncode == 130, shown
+    return shown
 
 
 def numbers(run: Path) -> list[dict[str, float]]:
@@ -136,15 +137,16 @@ def numbers(run: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.ranks
-def test_a_job_killed_and_resumed_has_the_numbers_of_one_never_killed(jobs, rank_groups):
+def test_a_job_interrupted_and_resumed_has_the_numbers_of_one_never_interrupted(jobs, rank_groups):
     """Alone catches a preference job whose order, reference or counters a resumption changes (test_command_line_supervised:
     sft, on two ranks). The one never killed is done by the session's rank."""
     rank_groups[1].run("unit_tests.orchestration.ranks.supervised_rank", jobs)
     whole, run = jobs / "runs_1/dpo", jobs / "runs/killed"
-    killed_after(started(jobs, "--config", "dpo.yaml", "--run-dir", "runs/killed"), run, step=EVERY + 2)
+    shown = interrupted_after(started(jobs, "--config", "dpo.yaml", "--run-dir", "runs/killed"), run, step=EVERY + 2)
+    assert f"go on: python main_sl.py --config dpo.yaml --resume {run}\n" in shown
     checkpoint = newest_resumable(RunDirectory.opened(run))
     step = DriverState.read(checkpoint).step
-    assert EVERY <= step < SL_STEPS
+    assert EVERY + 2 <= step == read_metrics(run)[-1]["step"] < SL_STEPS, "the step under way, and nothing is lost"
     shown = ended(started(jobs, "--config", "dpo.yaml", "--resume", "runs/killed"))
     assert (
         f"resuming from {run.absolute()}/checkpoints/{checkpoint.name}: step {step + 1} of {SL_STEPS} is next" in shown
