@@ -6,6 +6,7 @@ is metrics.jsonl, which grows by whole lines; readers leave out a last line that
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -19,7 +20,7 @@ from typing import BinaryIO
 
 from orchestration.metrics.definitions import definition, metric_order
 from orchestration.run.atomic_files import fsync_file, fsync_tree, write_atomically
-from orchestration.run.checksums import Damaged, checksum, listed, read_marker, write_marker
+from orchestration.run.checksums import Damaged, checksum, listed, read_marker, sizes, write_marker
 from orchestration.run.provenance import describe_provenance
 from orchestration.run.samples import SAMPLES, json_number, sample_record, samples_path
 from records.rollout import Trajectory
@@ -31,6 +32,8 @@ FIRST_RANK_SECONDS = 600  # the first rank may still be tokenising its data
 RESUME = "resume"  # folder beside checkpoints/ with what a resumed run needs (orchestration/run/resume.py)
 STATES_KEPT = 2  # so that the older checkpoint can be resumed from when the newer one is damaged
 LOCK = ".lock"
+# What the system, safetensors, and torch (which cannot write on) say when there is no room.
+DISK_FULL = ("No space left on device", "Disk quota exceeded", "inline_container.cc")
 
 
 def check_free(path: str | Path) -> None:
@@ -161,6 +164,7 @@ class RunDirectory:
 
         Raises:
             ValueError: that step already has a checkpoint.
+            OSError: the disk is full. The message says where, and how much the checkpoint takes.
         """
         final = self.path / CHECKPOINTS / f"step_{step:06d}"
         if final.exists():
@@ -187,9 +191,12 @@ class RunDirectory:
                 os.rename(state, state_folder(final))  # first: a state without its checkpoint counts for nothing
                 fsync_file(self.path / RESUME)
             os.rename(partial, final)
-        except BaseException:
+        except BaseException as error:
+            written = folder_bytes(partial) + folder_bytes(state_folder(partial))
             shutil.rmtree(partial, ignore_errors=True)
             shutil.rmtree(state_folder(partial), ignore_errors=True)
+            if any(words in str(error) for words in DISK_FULL):
+                raise self._disk_full(step, written) from error
             raise
         fsync_file(final.parent)
 
@@ -230,6 +237,17 @@ class RunDirectory:
         self.damaged = {}
         return said
 
+    def _disk_full(self, step: int, written: int) -> OSError:
+        """Return the error that says what is full, how much is needed, and the way out."""
+        last = max(self.checkpoints(), key=folder_bytes, default=None)
+        needed = folder_bytes(last) + folder_bytes(state_folder(last)) if last is not None else written
+        than = "about" if last is not None else "more than"
+        return OSError(
+            errno.ENOSPC,
+            f"the disk of {self.path} is full: the checkpoint of step {step} takes {than} {needed / 2**20:.1f} MiB; make "
+            "room there, or lower checkpoint.keep",
+        )
+
     def _remove_leftovers(self) -> None:
         """Remove what a process left that was killed while it wrote or removed a checkpoint."""
         kept = self.path / CHECKPOINTS
@@ -239,6 +257,11 @@ class RunDirectory:
         for state in (self.path / RESUME).glob("*"):
             if not (kept / state.name).exists():
                 shutil.rmtree(state)
+
+
+def folder_bytes(folder: Path) -> int:
+    """Return the bytes of all files in a folder; 0 when there is none."""
+    return sum(sizes(folder).values())
 
 
 def state_folder(checkpoint: Path) -> Path:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from configs.blocks.rl import RLConfig
+from configs.blocks.supervised import SLConfig
 from configs.reading.load import method_for
 from orchestration.cluster.job_shape import EngineJob
 from orchestration.model.checkpoint_facts import ModelFacts
@@ -75,7 +76,7 @@ def estimate(config: RLConfig, model: ModelFacts, has: SecondModels, device: str
     """Return the memory of a job whose trainer ranks hold these models beside the policy."""
     width, checkpoint = BYTES[config.model.dtype], config.checkpoint
     weights = model.parameters * width
-    kept = min(checkpoint.keep + 1, 1 + config.train.steps // checkpoint.every) if checkpoint.every else 1
+    kept = _kept(config)
     trainer = _trainer(config, model, width, has)
     engine = memory_of_engine(EngineJob.of_rl(config), model, device)
     states = min(STATES_KEPT + 1, kept) * _resume_state(config, model, has, width)  # with the one being written
@@ -117,7 +118,23 @@ def _model_state(config: RLConfig, parameters: int, adapter: int | None, width: 
     return parts
 
 
-def _resume_state(config: RLConfig, model: ModelFacts, has: SecondModels, width: int) -> int:
+def disk_of_sl(config: SLConfig, model: ModelFacts, adapter: AdapterSize | None) -> int:
+    """Return the bytes of disk that the checkpoints of a supervised job take at least."""
+    width, kept = BYTES[config.model.dtype], _kept(config)
+    parameters = model.parameters
+    if config.lora is not None and adapter is not None:
+        parameters = adapter.parameters + config.checkpoint.merged * model.parameters
+    state = _resume_state(config, model, SecondModels(False, False, adapter), width)
+    return kept * parameters * width + min(STATES_KEPT + 1, kept) * state
+
+
+def _kept(config: RLConfig | SLConfig) -> int:
+    """Return how many checkpoints lie on the disk at once, at least: one more than are kept while it is written."""
+    every, steps = config.checkpoint.every, config.train.steps
+    return min(config.checkpoint.keep + 1, 1 + steps // every) if every and steps else 1
+
+
+def _resume_state(config: RLConfig | SLConfig, model: ModelFacts, has: SecondModels, width: int) -> int:
     """Return the bytes on disk, of all ranks: trained weights, float32 masters of other types, Adam moments."""
     if not config.checkpoint.resume_state:
         return 0

@@ -70,7 +70,11 @@ def preflight_rl(config: RLConfig, model: ModelFacts | None, is_resumed: bool, p
     adapter = problems.attempt(check_adapter, config.lora, config.model)
     memory = memory_of_rl(config, model, adapter, device.device if device else "cpu")
     problems.attempt(check_shared_memory, config, memory)
-    problems.attempt(check_disk, config, memory)
+    if config.sync.method == "disk":
+        needed, what = memory.checkpoints + memory.sync, "checkpoints and weight sync"
+    else:
+        needed, what = memory.checkpoints, "checkpoints"
+    problems.attempt(check_disk, run_directory(config), needed, what)
     if device is None or problems.texts:
         return None
     machine = machine_warnings(config, engine_job, trainer_job, device, memory)
@@ -274,14 +278,13 @@ def check_shared_memory(config: RLConfig, memory: MemoryEstimate) -> None:
         )
 
 
-def check_disk(config: RLConfig, memory: MemoryEstimate) -> None:
+def check_disk(run: Path, needed: int, what: str = "checkpoints") -> None:
     """Raise ValueError when the run directory's disk has no room for what will certainly be written."""
-    on_disk = memory.checkpoints + (memory.sync if config.sync.method == "disk" else 0)
-    parent = existing_parent(run_directory(config))
-    if (free := shutil.disk_usage(parent).free) < on_disk:
+    parent = existing_parent(run)
+    if (free := shutil.disk_usage(parent).free) < needed:
         raise ValueError(
-            f"run.dir: checkpoints{' and weight sync' if config.sync.method == 'disk' else ''} need {shown(on_disk)} on "
-            f"the disk of {parent}, {shown(free)} are free; lower checkpoint.keep, or choose another with --run-dir"
+            f"run.dir: {what} need {shown(needed)} on the disk of {parent}, {shown(free)} are free; lower "
+            "checkpoint.keep, or choose another with --run-dir"
         )
 
 

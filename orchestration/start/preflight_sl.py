@@ -12,7 +12,8 @@ from orchestration.cluster.devices import resolve
 from orchestration.model.checkpoint_facts import ModelFacts
 from orchestration.model.rotary import refuse_dynamic
 from orchestration.start.load_data import supervised_steps
-from orchestration.start.preflight import Checked, check_adapter, check_run_directory, model_warnings
+from orchestration.start.memory_estimate import disk_of_sl
+from orchestration.start.preflight import Checked, check_adapter, check_disk, check_run_directory, model_warnings
 from orchestration.start.problems import Problems
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def preflight_sl(config: SLConfig, model: ModelFacts | None, is_resumed: bool, p
     problems.attempt(check_positions, config, model)
     problems.attempt(refuse_dynamic, model.rotary, model.path)
     adapter = problems.attempt(check_adapter, config.lora, config.model)
+    problems.attempt(check_disk, run_directory(config), disk_of_sl(config, model, adapter))
     if device is None or problems.texts:
         return None
     return Checked(device, model, [*warnings_for(config), *model_warnings(model)], adapter)

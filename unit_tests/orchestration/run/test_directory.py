@@ -244,3 +244,27 @@ def test_every_path_is_absolute_because_actors_have_other_current_directories(
     run = RunDirectory.create("runs/a", "")
     for path in (run.path, run.log_path("engine_0"), run.partial_checkpoint(1), RunDirectory.opened("runs/a").path):
         assert path.is_absolute() and path.is_relative_to(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device"),
+        RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 9856 vs 9750"),
+    ],
+)
+def test_a_full_disk_is_said_with_folder_and_size(tmp_path: Path, error: Exception) -> None:
+    run = RunDirectory.create(tmp_path / "a", "")
+
+    def fail(step: int) -> None:
+        with run.checkpoint(step) as folder:
+            (folder / "model.safetensors").write_bytes(bytes(3 * 2**20))
+            raise error
+
+    with pytest.raises(OSError, match=f"the disk of {run.path} is full: .* step 1 takes more than 3.0 MiB; make room"):
+        fail(1)
+    with run.checkpoint(1) as folder:
+        (folder / "model.safetensors").write_bytes(bytes(5 * 2**20))
+    with pytest.raises(OSError, match=r"step 2 takes about 5\.0 MiB"):
+        fail(2)
+    assert [p.name for p in (run.path / "checkpoints").iterdir()] == ["step_000001"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -102,6 +103,13 @@ def test_bad_input(folder: Path, monkeypatch: Any, capsys: Any, overrides: list[
     for name in names:
         assert name in said
     assert contents(folder) == before, "nothing is written or overwritten"
+
+
+def test_no_room_for_checkpoints(folder: Path, monkeypatch: Any, capsys: Any) -> None:
+    usage = type(shutil.disk_usage("."))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(100, 90, 10))
+    assert outcome(folder, monkeypatch, "--config", "job.yaml") == 2
+    assert "run.dir: checkpoints need" in capsys.readouterr().err and not (folder / "runs/job").exists()
 
 
 def test_a_missing_file_as_from_a_shell(folder: Path) -> None:
