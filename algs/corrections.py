@@ -35,7 +35,7 @@ def token_mask(
 def sequence_truncate(
     t: PolicyTokens, cap: Annotated[float, knob("Largest factor on a response.", gt=0)] = 2.0
 ) -> Correction:
-    """Weigh each token of a response by min(product of rho over the response, cap)."""
+    """Weigh each token of a response by min(product of rho over the response, cap) (sequence TIS)."""
     return _keeping_all(_sequence_rho(t).clamp(max=cap))
 
 
@@ -44,7 +44,7 @@ def sequence_mask(
     low: Annotated[float, knob("Responses with a smaller product are left out.", ge=0)] = 0.5,
     high: Annotated[float, knob("Responses with a larger product are left out.", gt=0)] = 5.0,
 ) -> Correction:
-    """Weigh a response by its product of rho where low <= product <= high, and leave out other responses."""
+    """Weigh a response by its product of rho where low <= product <= high, leave out others (sequence MIS)."""
     return _keeping_within(_sequence_rho(t), low, high)
 
 
@@ -53,7 +53,7 @@ def geometric_mask(
     low: Annotated[float, knob("Responses with a smaller mean are left out.", ge=0)] = 0.99,
     high: Annotated[float, knob("Responses with a larger mean are left out.", gt=0)] = 1.01,
 ) -> Correction:
-    """Leave out responses whose geometric mean of rho is not within low..high; the others keep the factor 1.
+    """Leave out responses whose geometric mean of rho is not within low..high (geometric rejection); others weigh 1.
 
     The mean of longer responses varies less: 0.999..1.001 suits responses of thousands of tokens, the default those of
     some hundred.

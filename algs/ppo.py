@@ -37,7 +37,7 @@ class PPO(PolicyMethod):
             0.2, "Ratios above 1 + clip_high give no gradient when the advantage is positive.", ge=0
         )
         dual_clip: float | None = param(None, "Ratios above this give no gradient when A < 0; empty is off.", gt=1)
-        vf_coef: float = param(0.5, "Weight of the value loss.", ge=0)
+        vf_coef: float = param(0.5, "Weight of the value loss, which has its own 1/2: 0.5 is 0.25 (V - R)^2.", ge=0)
         vf_clip: float | None = param(0.2, "How far V may move per step before its loss is flat; empty is off.", gt=0)
         discount: float = param(1.0, "Discount per token.", ge=0, le=1)
         gae_lambda: float = param(0.95, "1: sum of rewards minus V. 0: one-step error.", ge=0, le=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -79,7 +79,7 @@ def _answer(method: PolicyMethod, tokens: PolicyTokens) -> tuple[dict[str, Tenso
     return {"loss": total.detach(), **named}, {name: x.detach() for name, x in answer.metrics.items()}
 
 
-def _unequal_totals(whole: Mapping[str, Tensor], parts: list[Mapping[str, Tensor]]) -> Iterator[str]:
+def _unequal_totals(whole: Mapping[str, Tensor], parts: Sequence[Mapping[str, Tensor]]) -> Iterator[str]:
     """Yield the names whose sum or number of entries over the parts is not that of the whole."""
     for name in sorted({*whole, *(name for part in parts for name in part)}):
         entries = [[part[name].double()] if name in part else [] for part in (whole, *parts)]

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from algs.introspection.split_check import split_problem
-from algs.method import PolicyMethod
 from algs.records import PolicyTokens, TokenLoss
 from plugins.kinds import find, listed
 
@@ -101,7 +100,7 @@ def test_pairs_are_not_cut() -> None:
 
 @pytest.mark.parametrize("name", listed("method"))
 def test_ours_do_not_depend_on_it(name: str) -> None:
-    method: PolicyMethod = find("method", name)
+    method = find("method", name)
     assert split_problem(name, method(method.Params())) is None
 
 
