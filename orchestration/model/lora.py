@@ -39,19 +39,32 @@ def add_adapters(hf_model: Any, lora: Lora) -> None:
     Raises:
         ValueError: a target module does not exist, is no linear layer or is the language-model head.
     """
-    from peft import inject_adapter_in_model
-
-    targets = targeted(hf_model, lora)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(lora.seed)  # every rank makes the same adapters
-        inject_adapter_in_model(peft_config(lora), hf_model)
-    layers = dict(adapted(hf_model))
-    assert sorted(layers) == targets, "PEFT put adapters elsewhere than announced"
-    ours = {id(p) for layer in layers.values() for p in factors(layer)}
+    ours = {id(p) for layer in _injected(hf_model, lora, targeted(hf_model, lora)).values() for p in factors(layer)}
     for parameter in hf_model.parameters():
         parameter.requires_grad_(id(parameter) in ours)
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
+
+
+def _injected(hf_model: Any, lora: Lora, targets: list[str]) -> dict[str, Any]:
+    """Let PEFT put fresh adapters into a model, and return the layers that have them, by name.
+
+    Raises:
+        ValueError: PEFT takes others than `targets`: it adapts experts, which are no linear layers, in its own way.
+    """
+    from peft import inject_adapter_in_model
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(lora.seed)  # every rank makes the same adapters
+        inject_adapter_in_model(peft_config(lora), hf_model)
+    layers = dict(adapted(hf_model))
+    if sorted(layers) != targets:
+        works = ", ".join(sorted({name.rpartition(".")[2] for name in layers.keys() & set(targets)}))
+        raise ValueError(
+            f"lora.target_modules: in {type(hf_model).__name__} some of these are mixtures of experts, which cannot have "
+            f"adapters here; use {f'[{works}]' if works else 'the modules of its attention'}"
+        )
+    return layers
 
 
 def peft_config(lora: Lora, base_model: str | None = None) -> Any:
@@ -79,6 +92,11 @@ def targeted(hf_model: Any, lora: Lora) -> list[str]:
     head = hf_model.get_output_embeddings()
     modules = {name: module for name, module in hf_model.named_modules() if name}
     linear = {name for name, module in modules.items() if isinstance(module, nn.Linear) and module is not head}
+    if not linear:
+        raise ValueError(
+            f"lora: {type(hf_model).__name__} has no linear layers beside its head (gpt2's are Conv1D), so none can have "
+            "an adapter here; leave out the block lora, or take another model"
+        )
     if lora.target_modules == "all-linear":
         return sorted(linear)
     names: set[str] = set()
@@ -112,8 +130,8 @@ def adapter_size(model: Model, lora: Lora) -> AdapterSize:
     config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
     with torch.device("meta"):
         hf_model = AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
-    layers = [hf_model.get_submodule(name) for name in targeted(hf_model, lora)]
-    return AdapterSize(sum(lora.rank * (m.in_features + m.out_features) for m in layers), len(layers))
+        layers = _injected(hf_model, lora, targeted(hf_model, lora))
+    return AdapterSize(sum(p.numel() for layer in layers.values() for p in factors(layer)), len(layers))
 
 
 def adapted(hf_model: nn.Module) -> Iterator[tuple[str, Any]]:

@@ -27,7 +27,8 @@ from orchestration.model.lora import (
     merged_tensors,
 )
 from orchestration.model.policy_model import load_policy
-from unit_tests.orchestration.model.test_policy_model import FAMILIES
+from unit_tests.orchestration.model.test_checkpoint_names import FAMILIES as MIXTURES
+from unit_tests.orchestration.model.test_policy_model import FAMILIES, NOISY
 from unit_tests.orchestration.ranks import lora_rank, trainer_rank
 from unit_tests.orchestration.trainer.test_trainer import GROUPS, TEMPERATURE, batch_of, make_trajectories, packed_batch
 from unit_tests.tiny_model import write_tiny_model
@@ -298,6 +299,26 @@ def test_a_target_that_cannot_be_is_refused_before_weights_are_loaded(folder, ta
         adapter_size(model, lora)
     with pytest.raises(ValueError, match=why):
         load_policy(model, resolve("cpu"), lora=lora)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "glm4_moe"])
+def test_experts_are_refused_before_weights_are_loaded_with_what_works(family, tmp_path):
+    AutoModelForCausalLM.from_config(MIXTURES[family]()).save_pretrained(tmp_path)
+    model = Model(path=str(tmp_path), dtype="float32", device="cpu")
+    why = r"mixtures of experts, which cannot have adapters here; use \[k_proj, o_proj, q_proj, v_proj\]"
+    for refused in (adapter_size, lambda model, lora: load_policy(model, resolve("cpu"), lora=lora)):
+        with pytest.raises(ValueError, match=why):
+            refused(model, LORA)
+    lora = LORA.model_copy(update={"target_modules": ["k_proj", "o_proj", "q_proj", "v_proj"]})
+    found = dict(adapter_tensors(load_policy(model, resolve("cpu"), lora=lora).hf_model))
+    assert adapter_size(model, lora).parameters == sum(t.numel() for t in found.values())
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["c_attn"]])
+def test_a_model_without_linear_layers_is_refused(targets, tmp_path):
+    AutoModelForCausalLM.from_config(NOISY["gpt2"]()).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="GPT2LMHeadModel has no linear layers beside its head"):
+        adapter_size(Model(path=str(tmp_path), device="cpu"), Lora(target_modules=targets))
 
 
 def test_targets_may_be_some_layers_only(folder):
