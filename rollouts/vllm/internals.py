@@ -200,10 +200,16 @@ def begin_reload(model: nn.Module) -> None:
     """Make the layers of a loaded model ready for new weights, which are processed layer by layer as they come.
 
     Assumed: vLLM's layerwise reload; `model.load_weights` alone fails on a CPU, where packed weights replaced the
-    originals.
+    originals. Experts are packed there, and padded, only while their layer's method has no `moe_kernel`; otherwise the
+    reload would copy raw weights into packed storage without any error.
     """
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
     from vllm.model_executor.model_loader.reload.layerwise import initialize_layerwise_reload
 
+    for layer in model.modules():
+        method = getattr(layer, "quant_method", None)
+        if isinstance(method, UnquantizedFusedMoEMethod) and layer.w13_weight.device.type == "cpu":
+            method.moe_kernel = None
     initialize_layerwise_reload(model)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from orchestration.model.checkpoint_names import as_in_checkpoint
 from orchestration.weight_transfer.file_publisher import WeightPublisher
 from rollouts.vllm.engine import VLLMEngine
 from rollouts.vllm.response import Generation
@@ -65,10 +66,13 @@ def reference_logprobs(model: LlamaForCausalLM, prompt: list[int], made: Generat
 class Pair:
     """One engine with an event loop of its own, and the model whose weights it should hold."""
 
-    def __init__(self, folder: Path, lora_rank: int | None = None, **engine: Any) -> None:
+    def __init__(
+        self, folder: Path, lora_rank: int | None = None, build: Callable[[int], Any] = random_model, **engine: Any
+    ) -> None:
         self.loop = asyncio.new_event_loop()
         self.folder = folder
-        self.model = random_model(0)
+        self.build = build
+        self.model = build(0)
         self.model.save_pretrained(folder / "model")
         write_tokenizer(folder / "model")
         self.engine = VLLMEngine(
@@ -101,9 +105,10 @@ class Pair:
 
     def sync(self, publisher: WeightPublisher, seed: int) -> None:
         """New random weights, published and loaded."""
-        self.model = random_model(seed)
+        self.model = self.build(seed)
         self.version += 1
-        update = publisher.publish(self.version, published_tensors(self.model))
+        tensors = as_in_checkpoint(self.model, published_tensors(self.model))
+        update = publisher.publish(self.version, tensors)
         self.run(self.engine.load_weights(self.version, update))
 
     def gap(self, made: list[Generation], temperature: float) -> float:
