@@ -231,7 +231,12 @@ class Eval(Block):
 class Checkpoint(Block):
     """Which weights of the policy are kept."""
 
-    every: int = Field(0, ge=0, description="Steps between checkpoints; 0: only at the end.")
+    every: int | None = Field(
+        None,
+        ge=0,
+        description="Steps between checkpoints; 0: only at the end. Empty: a tenth of the run's steps, but at least 10, so that "
+        "little is lost by whatever ends a run, and little time is spent on it.",
+    )
     keep: int = Field(2, ge=1, description="Checkpoints kept; older ones that this run made are removed.")
     resume_state: bool = Field(
         True,
@@ -249,6 +254,10 @@ class Checkpoint(Block):
         description="With lora: write the model that base and adapter make, and the adapter in its folder adapter/; "
         "otherwise the adapter alone.",
     )
+
+    def period(self, steps: int) -> int:
+        """Return how many steps lie between the checkpoints of a run of so many steps; 0: none before its end."""
+        return max(10, -(-steps // 10)) if self.every is None else self.every
 
 
 class RLConfig(Block):

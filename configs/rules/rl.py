@@ -139,6 +139,6 @@ def _training_warnings(config: RLConfig) -> Iterator[str]:
             f"checkpoint.every: 0 writes none before step {train.steps}, so that a job that loses a trainer rank begins again from "
             "step 0; set it, or failures.job_restarts: 0"
         )
-    for key, every in (("eval", config.eval.every), ("checkpoint", config.checkpoint.every)):
+    for key, every in (("eval", config.eval.every), ("checkpoint", config.checkpoint.every or 0)):
         if every > train.steps:
             yield f"{key}.every: {every} is above train.steps {train.steps}: none happens during the run"

@@ -133,5 +133,5 @@ def do_step(job: RLJob, step: int) -> None:
                 job.sync(batch)
     if step == 0 or due(step, config.eval.every, config.train.steps):
         job.evaluate(step)
-    if step > 0 and due(step, config.checkpoint.every, config.train.steps):
+    if step > 0 and due(step, config.checkpoint.period(config.train.steps), config.train.steps):
         job.checkpoint(step)

@@ -130,8 +130,9 @@ def disk_of_sl(config: SLConfig, model: ModelFacts, adapter: AdapterSize | None)
 
 def _kept(config: RLConfig | SLConfig) -> int:
     """Return how many checkpoints lie on the disk at once, at least: one more than are kept while it is written."""
-    every, steps = config.checkpoint.every, config.train.steps
-    return min(config.checkpoint.keep + 1, 1 + steps // every) if every and steps else 1
+    steps = config.train.steps or 0  # of a supervised job that counts epochs they are not known yet
+    every = config.checkpoint.period(steps)
+    return min(config.checkpoint.keep + 1, 1 + steps // every) if every else 1
 
 
 def _resume_state(config: RLConfig | SLConfig, model: ModelFacts, has: SecondModels, width: int) -> int:

@@ -57,7 +57,7 @@ def run_sl(config: SLConfig, feed: SupervisedData, run: RunDirectory, write_repo
             if step == 0 or due(step, config.eval.every, steps):
                 job.evaluate()
             job.gather()
-            if step > 0 and (job.is_to_end or due(step, config.checkpoint.every, steps)):
+            if step > 0 and (job.is_to_end or due(step, config.checkpoint.period(steps), steps)):
                 job.checkpoint(step)
             job.record(step)
             if is_first_rank():

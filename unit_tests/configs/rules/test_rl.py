@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from configs.blocks.evaluation import EvalConfig
-from configs.blocks.rl import RLConfig
+from configs.blocks.rl import Checkpoint, RLConfig
 from configs.reading.load import ConfigError, checked, load
 from configs.rules.every_job import warnings_for
 
@@ -130,3 +130,10 @@ def test_evaluation_rules() -> None:
     assert "reward.parts: every weight is 0" in refused("reward.parts.0.weight=0")
     assert "engine.tensor_parallel_size: is set elsewhere" in refused("engine.tensor_parallel_size=2")
     assert "engine.max_model_len: 8 cannot hold the longest" in refused("engine.max_model_len=8")
+
+
+@pytest.mark.parametrize(
+    ("every", "steps", "period"), [(None, 9, 10), (None, 101, 11), (None, 5000, 500), (0, 50, 0), (3, 50, 3)]
+)
+def test_a_run_leaves_something_to_go_on_from(every: int | None, steps: int, period: int) -> None:
+    assert Checkpoint(every=every).period(steps) == period

@@ -15,6 +15,7 @@ from orchestration.engines.requests import step_requests
 from orchestration.rl.driver import Driver
 from orchestration.rl.weight_probe import ProbeFailed
 from orchestration.rl.weight_sync import SyncError
+from orchestration.run.interruption import Interrupted
 from records.rollout import Group, Prompt
 from rollouts.vllm.engine import LoadReport
 from rollouts.vllm.sampling import Sampling
@@ -158,3 +159,15 @@ def test_weights_that_were_taken_beside_training_are_checked() -> None:
     pool.reports = [LoadReport(0.1, 0.0, 0, 0, [np.array([-3.0, -2.0], np.float32)])]
     with pytest.raises(ProbeFailed, match="disagree"):
         driver.go_round(0.0)
+
+
+def test_a_run_that_is_asked_to_end_lets_the_trainer_finish() -> None:
+    driver, _ = driver_of()
+    driver.begin_overlap()
+    driver.asked = lambda: True
+    driver.go_round_beside()
+    assert isinstance(driver.failure, Interrupted), "kept while the trainer works"
+    with pytest.raises(Interrupted):
+        driver.raise_failure()
+    with pytest.raises(Interrupted):
+        driver.next_batch(0)

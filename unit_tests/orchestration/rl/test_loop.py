@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,6 +16,7 @@ from data_feeds.prompts.prompts import PromptSets
 from orchestration.cluster.watchdog import TrainerLost
 from orchestration.rl import loop
 from orchestration.run.directory import RunDirectory
+from orchestration.run.interruption import Interrupted
 from orchestration.run.resume import DriverState
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -48,3 +53,28 @@ def test_the_last_loss_says_how_to_go_on(
     assert said.endswith(how_to_resume.format(run=run_dir))
     assert lost.value.name == "trainer rank 1" and lost.value.how == "died"
     assert len(attempts) == (1 if has_checkpoint and not has_state else 2)
+
+
+@pytest.mark.parametrize("newest", [1, 2])
+def test_a_run_that_is_asked_to_end_keeps_what_was_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, newest: int
+) -> None:
+    """The signal comes while step 3 is generated; step 2 is trained, and has a checkpoint already or gets it now."""
+    config = load(ROOT / "configs/grpo_tiny.yaml", RLConfig, [], str(tmp_path / "run"))
+    run, calls = RunDirectory.create(tmp_path / "run", to_yaml(config)), []
+    with run.checkpoint(newest):
+        pass
+    driver = SimpleNamespace(asked=None, stop=lambda: calls.append("stop"))
+    progress = SimpleNamespace(first_step=3, trained_steps=2)
+    job = SimpleNamespace(run=run, config=config, driver=driver, progress=progress, checkpoint=calls.append)
+
+    def step(job: Any, number: int) -> None:
+        assert not job.driver.asked()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert job.driver.asked()
+        raise Interrupted  # as the driver's next round does
+
+    monkeypatch.setattr(loop, "do_step", step)
+    with pytest.raises(KeyboardInterrupt):
+        loop.drive(job, lambda path: path)  # type: ignore[arg-type]
+    assert calls == (["stop", 2] if newest == 1 else ["stop"])

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from main_sl import SL
-from orchestration.run.directory import checkpoints, read_metrics
+from orchestration.run.directory import RunDirectory, checkpoints, read_metrics
 from orchestration.start import command_line
 from unit_tests.tiny_model import write_tiny_model
 from unit_tests.waiting import wait_for
@@ -103,6 +103,17 @@ def test_bad_input(folder: Path, monkeypatch: Any, capsys: Any, overrides: list[
     for name in names:
         assert name in said
     assert contents(folder) == before, "nothing is written or overwritten"
+
+
+def test_a_damaged_checkpoint_is_no_model_to_begin_with(folder: Path, monkeypatch: Any, capsys: Any) -> None:
+    with RunDirectory.create(folder / "runs/earlier", "").checkpoint(1) as partial:
+        shutil.copytree(folder / "tiny", partial, dirs_exist_ok=True)
+    begin = ["--config", "job.yaml", "--dry-run", "--set", "model.path=runs/earlier/checkpoints/step_000001"]
+    assert outcome(folder, monkeypatch, *begin) == 0
+    file = folder / "runs/earlier/checkpoints/step_000001/config.json"
+    file.write_text(file.read_text()[:-9])
+    assert outcome(folder, monkeypatch, *begin) == 2
+    assert "step_000001/config.json has" in capsys.readouterr().err
 
 
 def test_no_room_for_checkpoints(folder: Path, monkeypatch: Any, capsys: Any) -> None:
