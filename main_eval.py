@@ -10,7 +10,7 @@ from orchestration.start.command_line import main
 from orchestration.start.job_kind import JobKind
 from orchestration.start.load_data import load_prompt_sets
 from orchestration.start.plan_engines import plan_eval
-from orchestration.start.preflight import data_warnings_of_eval, preflight_eval
+from orchestration.start.preflight import data_warnings_of_eval, preflight_eval, tried_rewards
 
 if TYPE_CHECKING:
     from data_feeds.prompts.prompts import PromptSets
@@ -33,6 +33,7 @@ EVAL = JobKind(
     data_warnings=data_warnings_of_eval,
     plan=plan_eval,
     run=run,
+    tried=tried_rewards,
 )
 
 

@@ -11,7 +11,7 @@ from orchestration.start.command_line import main
 from orchestration.start.job_kind import JobKind, Training
 from orchestration.start.load_data import load_prompt_sets
 from orchestration.start.plan_rl import plan_rl
-from orchestration.start.preflight import data_warnings_of_rl, preflight_rl
+from orchestration.start.preflight import data_warnings_of_rl, preflight_rl, tried_rewards
 
 if TYPE_CHECKING:
     from data_feeds.prompts.prompts import PromptSets
@@ -42,6 +42,7 @@ RL = JobKind(
     data_warnings=data_warnings_of_rl,
     plan=plan_rl,
     run=run,
+    tried=tried_rewards,
     training=Training(
         from_rewards=True,
         has_launcher=False,

@@ -36,6 +36,17 @@ def is_of_group(function: Callable[..., Any]) -> bool:
     return getattr(function, "of_group", False)
 
 
+def asks_a_server(function: F) -> F:
+    """Mark a reward function as one that asks a server, so that a dry run does not call it."""
+    function.asks_a_server = True  # type: ignore[attr-defined]
+    return function
+
+
+def needs_a_server(function: Callable[..., Any]) -> bool:
+    """Return whether a reward function was marked with `asks_a_server`."""
+    return getattr(function, "asks_a_server", False)
+
+
 def group_filter(refill: bool) -> Callable[[F], F]:
     """Mark a filter with whether further prompts are requested in place of groups that it leaves out whole.
 

@@ -64,6 +64,15 @@ class Trajectory:
         if len(set(lengths.values())) > 1:
             raise ValueError(f"trajectory {self.group_id}/{self.sample}: per-token arrays differ in length: {lengths}")
 
+    @classmethod
+    def example(cls, prompt: Prompt, response: str, tokens: int = 3) -> Trajectory:
+        """Return a response that ended by itself, with made-up tokens, to try a reward on."""
+        ids = np.zeros(tokens, np.int32)
+        is_action, logprobs = np.ones(tokens, np.bool_), np.zeros(tokens, np.float32)
+        return cls(
+            prompt, "example", 0, ids, ids, logprobs, ids, is_action, ids, response=response, finish_reason="stop"
+        )
+
     @property
     def action_tokens(self) -> int:
         return int(self.is_action.sum())

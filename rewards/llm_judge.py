@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from plugins.marks import checked_by
+from plugins.marks import asks_a_server, checked_by
 from records.rollout import Trajectory
 from rewards.judge import cache as judge_cache
 from rewards.judge.client import Answer, JudgeError, ask
@@ -58,6 +58,7 @@ def _can_ask(
         judge_cache.check(cache)
 
 
+@asks_a_server
 @checked_by(_can_ask)
 async def llm_judge(
     trajectory: Trajectory,

@@ -58,6 +58,7 @@ def main(kind: JobKind[Config, Data], arguments: Sequence[str] | None = None) ->
             if is_first_rank():
                 from orchestration.start.plan import print_plan
 
+                warnings += kind.tried(config, data)
                 print_plan(kind.plan(config, checked, data), warnings)
             return 0
         if directory is None or resumes is None:
@@ -213,7 +214,9 @@ def _parser(kind: JobKind[Config, Data]) -> argparse.ArgumentParser:
         )  # fmt: skip
         if kind.training.has_launcher:
             parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # deepspeed gives it, beside LOCAL_RANK
-    parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check everything, score a made-up response, print the plan"
+    )
     return parser
 
 

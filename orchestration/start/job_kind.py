@@ -48,4 +48,5 @@ class JobKind(Generic[Config, Data]):
     data_warnings: Callable[[Config, Data], Iterable[str]]
     plan: Callable[[Config, Checked, Data], Plan]
     run: Callable[[Config, Data, RunDirectory], None]
+    tried: Callable[[Config, Data], Iterable[str]] = lambda config, data: ()  # what only a dry run tries; its warnings
     training: Training[Config, Data] | None = None

@@ -305,6 +305,13 @@ def data_warnings_of_eval(config: RLConfig | EvalConfig, prompts: PromptSets) ->
         yield f"data.max_prompt_tokens: {prompts.too_long} rows are longer than that and left out"
 
 
+def tried_rewards(config: RLConfig | EvalConfig, prompts: PromptSets) -> Iterator[str]:
+    """Yield which rewards a dry run did not try; raise ConfigError when one cannot score a row of the job."""
+    from orchestration.start.try_rewards import try_rewards
+
+    yield from try_rewards(config.reward, (prompts.train or prompts.heldout)[0])
+
+
 def machine_warnings(
     config: RLConfig, engine_job: EngineJob, trainer_job: TrainerJob, device: DeviceSpec, memory: MemoryEstimate
 ) -> Iterator[str]:
