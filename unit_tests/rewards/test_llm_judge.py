@@ -303,8 +303,8 @@ def test_a_scoring_process_asks_many_at_once_and_no_more_than_allowed(endpoint: 
 
 
 def test_time_outs_and_failures_are_errors_of_their_own_response(endpoint: Endpoint) -> None:
-    done = scored(endpoint, "stall", 3, timeout_seconds=1.0)
-    assert all(t.reward is None and "no answer within 1 s; it" in (t.reward_error or "") for t in done)
+    done = scored(endpoint, "stall", 3, timeout_seconds=1.0, first_timeout_seconds=1.0)
+    assert all(t.reward is None and "no answer within 1 s (reward." in (t.reward_error or "") for t in done)
     done = scored(endpoint, "broken", 2, params={"attempts": 1})
     assert all(t.reward is None and "JudgeError" in (t.reward_error or "") for t in done)
 
