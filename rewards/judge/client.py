@@ -70,8 +70,8 @@ async def ask(
         raise JudgeError(f"{base_url} gave no answer in {attempts} attempts; the last: {what}") from error
     answer = raw.parse()
     tokens = [getattr(answer.usage, f"{which}_tokens", None) for which in ("prompt", "completion")]
-    counts = [count if isinstance(count, int) else 0 for count in tokens]  # an endpoint may send null, or 1e999
-    return Answer(str(answer.choices[0].message.content), *counts, calls=raw.retries_taken + 1)
+    sent, made = (count if isinstance(count, int) else 0 for count in tokens)  # an endpoint may send null, or 1e999
+    return Answer(str(answer.choices[0].message.content), sent, made, raw.retries_taken + 1)
 
 
 def _client() -> AsyncOpenAI:
