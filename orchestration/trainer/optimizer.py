@@ -27,7 +27,7 @@ def engine_around(model: torch.nn.Module, settings: TrainerSettings) -> Any:
         parameter_groups(model, train), lr=train.learning_rate, betas=train.betas, eps=train.eps, fused=True
     )
     # DeepSpeed makes the optimizer's weights of rounded ones. What rounding takes away is kept until then.
-    kept = {
+    kept: dict[Any, Tensor] = {
         parameter: parameter.data
         for parameter in model.parameters()
         if settings.model.dtype == "bfloat16" and parameter.requires_grad
