@@ -102,7 +102,7 @@ def whiten(x: Tensor) -> Tensor:
 
 
 def _paid_before(groups: Groups) -> Tensor:
-    """Return the sum of a response's token rewards before each of its tokens, [N] float64: penalties, if there are any."""
+    """Return the sum of a response's token rewards before each of its tokens, [N] float64: penalties, if any."""
     if groups.token_rewards is None:
         return torch.zeros(int(groups.lengths.sum()), dtype=torch.float64)
     paid = groups.token_rewards.to(torch.float64)
