@@ -27,7 +27,7 @@ from configs.blocks.sync import SyncMethod
 from orchestration.cluster.devices import resolve
 from orchestration.weight_transfer.broadcaster import WeightBroadcaster
 from orchestration.weight_transfer.file_publisher import WeightPublisher
-from rollouts.vllm.engine import VLLMEngine
+from rollouts.vllm.engine import LoadReport, VLLMEngine
 from rollouts.vllm.sampling import Sampling
 from rollouts.vllm.weight_file import TensorInfo
 
@@ -44,6 +44,7 @@ class Row:
     megabytes: float
     pause_seconds: float  # median over syncs
     sync_seconds: float
+    read_back_seconds: float  # of the pause, to compare what the engine holds with what it was sent
 
     @property
     def gigabytes_per_second(self) -> float:
@@ -103,8 +104,8 @@ class Sender:
             )
             joining.result()
 
-    async def sync(self, engine: VLLMEngine, version: int, tensors: list[tuple[str, Tensor]]) -> float:
-        """Send a version and return the pause, in seconds."""
+    async def sync(self, engine: VLLMEngine, version: int, tensors: list[tuple[str, Tensor]]) -> LoadReport:
+        """Send a version and return the engine's report."""
         if self.broadcaster is not None:
             infos = [TensorInfo.of(*pair) for pair in tensors]
             sending = self.pool.submit(self.broadcaster.send, version, tensors, infos)
@@ -114,7 +115,7 @@ class Sender:
             assert self.publisher is not None
             notice = await asyncio.wrap_future(self.pool.submit(self.publisher.publish, version, iter(tensors)))
             report = await engine.load_weights(version, notice)
-        return report.pause_seconds
+        return report
 
     def close(self) -> None:
         for side in (self.broadcaster, self.publisher):
@@ -133,18 +134,20 @@ async def measured(name: str, model: Path, options: argparse.Namespace, folder: 
     for method in options.methods:
         sender = Sender(method, folder / "weights")
         await sender.connect(engine)
-        pauses, seconds = [], []
+        reports, seconds = [], []
         for _ in range(options.syncs + 1):
             calls = list(begin_responses(engine, version))
             await asyncio.sleep(options.between_seconds)
             version += 1
             started = time.perf_counter()
-            pauses.append(await sender.sync(engine, version, tensors))
+            reports.append(await sender.sync(engine, version, tensors))
             seconds.append(time.perf_counter() - started)
             await engine.abort()
             await asyncio.gather(*calls)
         sender.close()
-        rows.append(Row(name, method, megabytes, statistics.median(pauses[1:]), statistics.median(seconds[1:])))
+        pause_seconds = statistics.median(report.pause_seconds for report in reports[1:])
+        read_back_seconds = statistics.median(report.read_back.seconds for report in reports[1:])
+        rows.append(Row(name, method, megabytes, pause_seconds, statistics.median(seconds[1:]), read_back_seconds))
         print(shown(rows[-1]), flush=True)
     await engine.shutdown()
     return rows
@@ -160,6 +163,7 @@ def begin_responses(engine: VLLMEngine, step: int) -> Iterator[asyncio.Task[Any]
 def shown(row: Row) -> str:
     return (
         f"{row.model:<14}{row.method:<8}{row.megabytes:>9.0f} MB{row.pause_seconds:>10.3f} s pause"
+        f" ({row.read_back_seconds:.3f} s read back)"
         f"{row.sync_seconds:>9.3f} s in all{row.gigabytes_per_second:>9.2f} GB/s"
     )
 
@@ -185,12 +189,14 @@ def main(argv: list[str] | None = None) -> int:
         if not options.quick:
             models["random 0.5B"] = random_qwen(folder / "model", quick=False)
         rows = [row for name, model in models.items() for row in asyncio.run(measured(name, model, options, folder))]
-        print(f"\n{'model':<14}{'method':<8}{'MB':>8}{'pause s':>10}{'GB/s':>8}{'memcpy GB/s':>13}{'of memcpy':>11}")
+        print(
+            f"\n{'model':<14}{'method':<8}{'MB':>8}{'pause s':>10}{'read back s':>13}{'GB/s':>8}{'memcpy GB/s':>13}{'of memcpy':>11}"
+        )
         for row in rows:
             memcpy = memcpy_gigabytes_per_second(int(1e6 * row.megabytes))
             print(
                 f"{row.model:<14}{row.method:<8}{row.megabytes:>8.0f}{row.pause_seconds:>10.3f}"
-                f"{row.gigabytes_per_second:>8.2f}{memcpy:>13.2f}{row.gigabytes_per_second / memcpy:>11.0%}"
+                f"{row.read_back_seconds:>13.3f}{row.gigabytes_per_second:>8.2f}{memcpy:>13.2f}{row.gigabytes_per_second / memcpy:>11.0%}"
             )
     return 0
 

@@ -249,15 +249,17 @@ METRICS: dict[str, Metric] = {
     "sync/publish_seconds": Metric(
         "s", "Time to gather the weights and put them where the engines take them from.", "Weight sync seconds"
     ),
-    "sync/pause_seconds": Metric(
-        "s", "Longest time in which an engine could generate nothing because of the sync.", "Weight sync seconds"
-    ),
+    "sync/pause_seconds": Metric("s", "Longest time that an engine's sync stops generation.", "Weight sync seconds"),
     "sync/drain_seconds": Metric(
         "s",
         "Longest time before that pause in which running responses were finished and none begun (schedule.in_flight "
         "drain).",
         "Weight sync seconds",
     ),
+    "sync/read_back_seconds": Metric(
+        "s", "Part of the pause: held are compared with sent weights.", "Weight sync seconds"
+    ),
+    "sync/unread_share": Metric("share", "Largest share of weights not compared so.", "Weights not read back"),
     "sync/gigabytes_per_second": Metric(
         "GB/s",
         "sync/bytes divided by the seconds from the first gathered byte to the end of the last engine's load.",

@@ -237,4 +237,6 @@ def taken_tally(reports: list[LoadReport]) -> Tally:
     for report in reports:
         tally.maximum("sync/pause_seconds", report.pause_seconds)
         tally.maximum("sync/drain_seconds", report.drain_seconds)
+        tally.maximum("sync/read_back_seconds", report.read_back.seconds)
+        tally.maximum("sync/unread_share", report.read_back.unread_share)
     return tally

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from rollouts.vllm import internals
+from rollouts.vllm.resident_weights import Comparing
 
 ADAPTER_ID = 1
 FACTORS = (".lora_A.weight", ".lora_B.weight")
@@ -52,6 +53,15 @@ def checked_adapter(model: nn.Module, tensors: dict[str, Tensor], config: dict[s
     if unknown := internals.unknown_parts(model, adapter):
         raise ValueError(f"{type(model).__name__} has no layer for {len(unknown)} parts of the adapter: {unknown[0]}")
     return adapter
+
+
+def differing_factors(model: nn.Module, tensors: dict[str, Tensor], config: dict[str, Any]) -> list[str]:
+    """Return a sentence when the layers do not hold this adapter: it is put in once more, but compared, not copied."""
+    again = internals.made_adapter(model, ADAPTER_ID, {name: one.clone() for name, one in tensors.items()}, config)
+    with Comparing() as compared:
+        internals.replace_adapter(model, again)
+    missing = len(tensors) - compared.copies + compared.differing
+    return [f"the adapter ({missing} of {len(tensors)} factors)"] if missing else []
 
 
 def one_adapter_product(

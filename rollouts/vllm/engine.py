@@ -29,6 +29,14 @@ class WeightLoadError(RuntimeError):
 
 
 @dataclasses.dataclass(frozen=True)
+class ReadBack:
+    """How the weights that an engine holds were compared with those it was sent; they were the same."""
+
+    seconds: float = 0.0
+    unread_share: float = 0.0  # of the weights, in a layout that cannot be compared
+
+
+@dataclasses.dataclass(frozen=True)
 class LoadReport:
     """What loading weights did to the running responses."""
 
@@ -37,6 +45,7 @@ class LoadReport:
     requests_in_flight: int  # running responses that had tokens when generation paused; all of them go on
     tokens_kept: int  # how many tokens those had
     scored: list[FloatArray] = dataclasses.field(default_factory=list)  # [T] for every sequence that was to be scored
+    read_back: ReadBack = dataclasses.field(default_factory=ReadBack)
 
 
 class VLLMEngine:
@@ -242,15 +251,15 @@ class VLLMEngine:
                 kept = self.requests.response_tokens()
                 if in_flight in ("abort", "keep_cache"):  # `generate` submits them again when the door opens
                     await self.requests.cancel(unbegun_only=in_flight == "keep_cache")
-                await self._take(version, update, keep_cache=in_flight == "keep_cache")
+                read_back = await self._take(version, update, keep_cache=in_flight == "keep_cache")
                 if not self._paused:
                     await self._llm.resume_generation()
             pause_seconds = time.perf_counter() - began
             scoring = [await self.requests.submit_scoring(*sequence) for sequence in to_score]
         scored = list(await asyncio.gather(*scoring))
-        return LoadReport(pause_seconds, drain_seconds, len(kept), sum(kept), scored)
+        return LoadReport(pause_seconds, drain_seconds, len(kept), sum(kept), scored, read_back)
 
-    async def _take(self, version: int, update: dict[str, Any], keep_cache: bool) -> None:
+    async def _take(self, version: int, update: dict[str, Any], keep_cache: bool) -> ReadBack:
         """Load and check the weights of a paused engine, and make sure that keys and values of older weights are not
         used for new requests."""
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
@@ -262,6 +271,7 @@ class VLLMEngine:
             await self._raise_weight_failure()
             if self._lora_rank is not None:
                 await self._llm.collective_rpc("activate_adapter")
+            read_back = await self._read_back(version)
             await self._llm.update_weight_version(str(version))
             if keep_cache:
                 self.requests.cache_epoch += 1
@@ -273,6 +283,7 @@ class VLLMEngine:
             raise WeightLoadError(self._unusable) from error
         else:
             self._version, self._unusable = version, None
+            return read_back
         finally:
             async with self._weights_came:
                 self._weights_came.notify_all()
@@ -282,6 +293,17 @@ class VLLMEngine:
         failures = [why for why in await self._llm.collective_rpc("weight_failure") if why]
         if failures:
             raise WeightLoadError(failures[0])
+
+    async def _read_back(self, version: int) -> ReadBack:
+        """Let workers compare what they compute with to what they were sent. Raise WeightLoadError when one differs."""
+        began = time.perf_counter()
+        shares, others = zip(*await self._llm.collective_rpc("read_back", args=(version,)), strict=True)
+        if any(others):
+            worker, found = next((i, names) for i, names in enumerate(others) if names)
+            raise WeightLoadError(
+                f"worker {worker} does not hold what it was sent in {len(found)} parameters: {', '.join(found[:4])}"
+            )
+        return ReadBack(time.perf_counter() - began, 1 - min(shares))
 
     def version(self) -> int:
         """Return the version of the policy that generates now."""

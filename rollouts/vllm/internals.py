@@ -272,6 +272,15 @@ def repack_tied_heads(tied: list[tuple[nn.Module, nn.Module]], device: torch.dev
             head.cpu_linear = embedding.cpu_linear
 
 
+def packed_product(layer: nn.Module | None) -> Any:
+    """Return the function (x, weight, bias) by which a layer on a CPU multiplies with its packed weight; None for a
+    layer that has none.
+
+    Assumed: vLLM keeps it in `cpu_linear`, and it ignores the weight given. Otherwise packed weights are not read back.
+    """
+    return getattr(layer, "cpu_linear", None)
+
+
 # ---- adapters in a worker ----
 
 

@@ -15,13 +15,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.logger import init_logger
 
 from rollouts.vllm import internals
-from rollouts.vllm.adapter_receiver import adapter_request, checked_adapter
+from rollouts.vllm.adapter_receiver import adapter_request, checked_adapter, differing_factors
 from rollouts.vllm.load_stamp import stamping
+from rollouts.vllm.resident_weights import ResidentWeights
 from rollouts.vllm.weight_broadcast import Load, TransferFailed, WeightGroup, join_group, receive, receive_announcement
 from rollouts.vllm.weight_file import Checksum, FileUpdate, Named, TensorInfo, WeightFile, refuse_other_bytes
 
@@ -79,6 +81,8 @@ class WeightReceiver(WeightTransferEngine[JoinGroup, BroadcastUpdate]):
         self.tied = internals.tied_heads(self.model)
         self.failure: str | None = None
         self.adapter: Any = None  # checked, to be activated
+        self.came: tuple[dict[str, Tensor], dict[str, Any]] | None = None  # the adapter's tensors and configuration
+        self.resident = ResidentWeights(self.model, self.device, self.tied)
         self.group: WeightGroup | None = None
         self.file = WeightFile()
         self.stamped = stamping()
@@ -138,7 +142,7 @@ class WeightReceiver(WeightTransferEngine[JoinGroup, BroadcastUpdate]):
 
     def _take_shared(self, tensors: list[Named], update: FileUpdate | GpuUpdate) -> None:
         """Load tensors that lie in memory, or in a file, that the sender may write to."""
-        with self._loading(update.adapter) as load:
+        with self._loading(update.version, update.adapter) as load:
             load(tensors)
         where = f"of {update.path}" if isinstance(update, FileUpdate) else f"on GPU {update.gpu}"
         refuse_other_bytes(
@@ -149,11 +153,11 @@ class WeightReceiver(WeightTransferEngine[JoinGroup, BroadcastUpdate]):
         if self.group is None:
             raise TransferFailed("this worker is in no weight group")
         announcement = receive_announcement(self.group, version)
-        with self._loading(announcement.adapter) as load:
+        with self._loading(version, announcement.adapter) as load:
             receive(self.group, announcement, load)
 
     @contextmanager
-    def _loading(self, adapter: dict[str, Any] | None) -> Iterator[Load]:
+    def _loading(self, version: int, adapter: dict[str, Any] | None) -> Iterator[Load]:
         """Yield a function that loads tensors as they come; check at the end that the version is whole.
 
         adapter: PEFT's configuration when the tensors are an adapter's, which is kept for `activate_adapter`.
@@ -173,13 +177,15 @@ class WeightReceiver(WeightTransferEngine[JoinGroup, BroadcastUpdate]):
         if adapter is not None:
             kept: list[Named] = []
             yield lambda tensors: kept.extend((name, tensor.clone()) for name, tensor in new(tensors))
-            self.adapter = checked_adapter(self.model, dict(kept), adapter)
+            self.adapter = checked_adapter(self.model, {name: tensor.clone() for name, tensor in kept}, adapter)
+            self.came, self.resident.version = (dict(kept), adapter), version
         elif internals.takes_adapters(self.model):
             raise ValueError("a whole model came to an engine that takes adapters")
         else:
             internals.begin_reload(self.model)
             try:
-                yield lambda tensors: self.model.load_weights(new(tensors))
+                with self.resident.noting(version):
+                    yield lambda tensors: self.model.load_weights(new(tensors))
                 incomplete = internals.incomplete_layers(self.model, self.tied)
             finally:
                 internals.finish_reload(self.model, self.model_config)
@@ -201,6 +207,15 @@ class ReceiverExtension:
     def weight_failure(self) -> str | None:
         """Return why this worker refused the last update, or could not join the last group; None when it succeeded."""
         return self.weight_transfer_engine.failure
+
+    def read_back(self, version: int) -> tuple[float, list[str]]:
+        """Compare what this worker computes with to what came as `version`; see `ResidentWeights.read_back`."""
+        receiver = self.weight_transfer_engine
+        if receiver.resident.version != version:
+            return 0.0, [f"everything: version {receiver.resident.version} came last, not {version}"]
+        if receiver.came is not None:
+            return 1.0, differing_factors(receiver.model, *receiver.came)
+        return receiver.resident.read_back()
 
     def begin_adapter(self, rank: int) -> None:
         """Hold an adapter of zeros, so that requests made before the first update already use one."""

@@ -166,7 +166,8 @@ def test_the_probe_catches_a_stale_tied_head(pair: Pair, publisher: WeightPublis
         return compare([m.logprobs for m in made], ours, tolerance).sums["sync/probe_gap_mean"]
 
     def forget(forgets: bool) -> None:
-        pair.run(pair.engine._llm.collective_rpc("forget", args=(forgets,)))
+        pair.run(pair.engine._llm.collective_rpc("forget", args=("head" if forgets else "",)))
+        pair.run(pair.engine._llm.collective_rpc("skip_reading_back", args=(forgets,)))
 
     pair.sync(publisher, seed=8)
     assert mean_gap() < 1e-4
@@ -177,6 +178,40 @@ def test_the_probe_catches_a_stale_tied_head(pair: Pair, publisher: WeightPublis
     forget(False)
     pair.sync(publisher, seed=10)
     assert mean_gap() < 1e-4
+
+
+def stepped(pair: Pair, rate: float) -> list[tuple[str, torch.Tensor]]:
+    """The pair's model after a step of this size, whose sign is that of a gradient."""
+    generator = torch.Generator().manual_seed(0)
+    for parameter in pair.model.parameters():
+        parameter.data += rate * torch.sign(torch.randn(parameter.shape, generator=generator))
+    return published_tensors(pair.model)
+
+
+STALE = {
+    "all": (("", (".*", 0, 10**6)), "in 1[0-9] parameters"),
+    "the update": (("update", None), "everything: version"),
+    "one layer": (("", (r"model\.layers\.1\..*", 0, 10**6)), r"model\.layers\.1\..*weight"),
+    "one head's rows": (("", (r"model\.layers\.0\.self_attn\.qkv_proj", 32, 64)), r"layers\.0\.self_attn\.qkv_proj\.weight \(1 of 3"),
+    "the tied head": (("head", None), r"in 1 parameters: model\.embed_tokens\.weight"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rate", [1e-5, 1e-6, 1e-7])
+def test_whatever_keeps_old_weights_is_found_at_any_learning_rate(
+    pair: Pair, publisher: WeightPublisher, rate: float
+) -> None:
+    """Alone catches a worker that computes with old weights after a step too small to show in log-probabilities."""
+    pair.sync(publisher, seed=60)
+    for forgotten, why in STALE.values():
+        update = publisher.publish(pair.version + 1, stepped(pair, rate))
+        pair.run(pair.engine._llm.collective_rpc("forget", args=forgotten))
+        with pytest.raises(WeightLoadError, match=f"does not hold what it was sent.*{why}"):
+            pair.run(pair.engine.load_weights(pair.version + 1, update))
+        pair.run(pair.engine._llm.collective_rpc("forget", args=("",)))
+        pair.run(pair.engine.load_weights(pair.version + 1, update))
+        pair.version += 1
+    assert pair.gap(pair.generate(Sampling(max_new_tokens=8)), 1.0) < 1e-4
 
 
 class Sender:
@@ -325,12 +360,26 @@ def test_a_trainer_killed_in_the_middle_of_a_broadcast_leaves_an_engine_that_ref
 
 def test_every_worker_of_a_tensor_parallel_engine_takes_its_part_of_a_broadcast(tmp_path: Path) -> None:
     """Alone catches a second worker of an engine that is not in the weight group, or takes the first one's part."""
-    pair = Pair(tmp_path, tensor_parallel_size=2, distributed_executor_backend="mp")
+    pair = Pair(
+        tmp_path, tensor_parallel_size=2, distributed_executor_backend="mp",
+        worker_extension_cls="unit_tests.e2e.forgetful_receiver.ForgetfulExtension",
+        weight_transfer_config={"backend": "forgetful"},
+    )  # fmt: skip
     sender = Sender(pair, workers=2)
     sender.join()
     for seed in (47, 48):
         sender.sync(seed)
         assert pair.gap(pair.generate(Sampling(max_new_tokens=24)), 1.0) < 1e-4
+    publisher = WeightPublisher("direct", tmp_path / "weights")
+    for version, rate in enumerate([1e-5, 1e-6, 1e-7], pair.version + 1):
+        update = publisher.publish(version, stepped(pair, rate))
+        old_shard = ("", (r"model\.layers\.1\.mlp\.down_proj", 0, 10**6), 1)
+        pair.run(pair.engine._llm.collective_rpc("forget", args=old_shard))
+        with pytest.raises(WeightLoadError, match=r"worker 1 does not hold .*layers\.1\.mlp\.down_proj"):
+            pair.run(pair.engine.load_weights(version, update))
+        pair.run(pair.engine._llm.collective_rpc("forget", args=("",)))
+        pair.run(pair.engine.load_weights(version, update))
+    publisher.close()
     sender.sender.close()
     sender.pool.shutdown()
     pair.close()

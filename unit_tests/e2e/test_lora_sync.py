@@ -63,8 +63,8 @@ class AdapterPair(Pair):
         update = publisher.publish(self.version, tensors, adapter_description(self.model, LORA))
         self.run(self.engine.load_weights(self.version, update))
 
-    def forget(self, forgets: bool) -> None:
-        self.run(self.engine._llm.collective_rpc("forget_adapter", args=(forgets,)))
+    def forget(self, forgets: str = "", skips: bool = False) -> None:
+        self.run(self.engine._llm.collective_rpc("forget_adapter", args=(forgets, skips)))
 
     def mean_gap(self, made: list[Generation] | None = None) -> float:
         """Raises ProbeFailed: the engine does not compute with the model's adapter."""
@@ -136,16 +136,35 @@ def test_an_update_in_flight_leaves_both_versions_in_a_response(pair: AdapterPai
 
 def test_the_probe_catches_an_adapter_that_is_not_applied(pair: AdapterPair, publisher: WeightPublisher) -> None:
     """Alone catches a probe that takes the base for the policy."""
-    pair.forget(True)
+    pair.forget("to zeros", skips=True)
     pair.sync(publisher, seed=5)
     with pytest.raises(ProbeFailed, match="mean gap"):
         pair.mean_gap()
-    pair.forget(False)
+    pair.forget()
     pair.sync(publisher, seed=6)
     assert pair.mean_gap() < 1e-5
     pair.change(seed=7)  # the trainer moves on, the engine is not told
     with pytest.raises(ProbeFailed, match="mean gap"):
         pair.mean_gap()
+
+
+@pytest.mark.parametrize("rate", [1e-5, 1e-6, 1e-7])
+def test_an_old_adapter_is_found_at_any_learning_rate(
+    pair: AdapterPair, publisher: WeightPublisher, rate: float
+) -> None:
+    """Alone catches a worker that keeps the adapter of the version before after a small step."""
+    pair.sync(publisher, seed=10)
+    for forgets in ("to old", "to zeros"):
+        tensors = {n: t.detach() + rate * torch.sign(torch.randn(t.shape)) for n, t in adapter_tensors(pair.model)}
+        load_adapter(pair.model, tensors, "test")
+        pair.version += 1
+        update = publisher.publish(pair.version, list(tensors.items()), adapter_description(pair.model, LORA))
+        pair.forget(forgets)
+        with pytest.raises(WeightLoadError, match=r"the adapter \(28 of 28 factors\)"):
+            pair.run(pair.engine.load_weights(pair.version, update))
+        pair.forget()
+        pair.run(pair.engine.load_weights(pair.version, update))
+    assert pair.mean_gap() < 1e-5
 
 
 def test_what_is_not_the_whole_adapter_is_refused(pair: AdapterPair, publisher: WeightPublisher) -> None:

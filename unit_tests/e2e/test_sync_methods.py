@@ -27,7 +27,8 @@ def test_a_job_learns_by_any_method(stack: SharedStack, method: str) -> None:
     for row in rows:
         assert row["sync/fallbacks"] == 0
         assert row["sync/bytes"] > 1000 and row["sync/gigabytes_per_second"] > 0
-        assert row["sync/pause_seconds"] > 0 and row["sync/publish_seconds"] > 0
+        assert row["sync/pause_seconds"] > row["sync/read_back_seconds"] > 0 and row["sync/publish_seconds"] > 0
+        assert row["sync/unread_share"] == 0
         assert row["sync/probe_gap_max"] < 1e-4
     assert "warning" not in done.console
 
