@@ -56,8 +56,9 @@ class ResidentWeights:
         self.version: int | None = None  # that was noted last
         self._model, self._device = model, device
         self._heads = {id(embedding): head for head, embedding in tied}
-        self._packed = {name for name, layer in model.named_modules() if packed_product(layer) is not None}
-        self._unreadable = {name for name in self._packed if model.get_submodule(name).weight.numel() == 0}
+        packed: dict[str, Any] = {n: layer for n, layer in model.named_modules() if packed_product(layer) is not None}
+        self._packed = set(packed)
+        self._unreadable = {name for name, layer in packed.items() if layer.weight.numel() == 0}
         self._seen: dict[Name, Tensor] = {}  # parameters as loaders see them, in shape and dtype
         self._notes: dict[Name, dict[Place, Note]] = {}
 
