@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -113,7 +112,7 @@ def shortened(texts: list[str]) -> str:
     return "; ".join(texts[:3]) + (f"; and {len(texts) - 3} more" if len(texts) > 3 else "")
 
 
-def check_parts(folder: Path, by_rank: Sequence[dict[str, int]]) -> None:
+def check_parts(folder: Path, by_rank: list[dict[str, int]]) -> None:
     """Raise ValueError when a file that a trainer rank sees in the folder is not here with that size."""
     here = sizes(folder)
     for rank, files in enumerate(by_rank):
