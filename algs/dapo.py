@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from algs import advantages
 from algs.method import MethodParams, PolicyMethod, param
+from algs.parts.ratio import ratio
 from algs.parts.surrogate import clipped
 from algs.records import Groups, PolicyTokens, TokenLoss
 
@@ -16,14 +16,16 @@ class DAPO(PolicyMethod):
 
         r = pi / pi_old
         A = (R - mean_g) / (std_g + 1e-6)
-        loss = -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)        clip_high > clip_low
+        loss = -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)     with dual_clip c, when A < 0: min(that, c |A|)
+        clip_high > clip_low
 
     GRPO with four changes for long reasoning: a higher upper clip bound, so that rare tokens can grow; averaging over
     all tokens; dynamic sampling; a soft punishment of overlong responses. The last two are not in the loss: see
     `rollout.filters` and `reward.parts` in configs/dapo.yaml.
-    Differs from the paper by: the mean over all tokens of the update, as in the released recipe (the paper's formula
-    divides by the tokens of each prompt: `objective.aggregation: prompt_mean`); a group whose rewards are equal gets
-    exactly 0; dynamic sampling stops after `rollout.max_refill_rounds`.
+    Differs from the paper by: a dual clip (see GRPO; the authors' recipe in verl has it); the mean over all tokens of
+    the update, as in the released recipe (the paper's formula divides by the tokens of each prompt:
+    `objective.aggregation: prompt_mean`); a group whose rewards are equal gets exactly 0; dynamic sampling stops after
+    `rollout.max_refill_rounds`.
     Relatives: GRPO (equal bounds, averages within each response first), DrGRPO (no division by std_g), CISPO (caps the
     weight, drops no token), LitePPO (one spread for the whole step), ScaleRL (drops zero-variance groups, no refill).
     """
@@ -35,6 +37,7 @@ class DAPO(PolicyMethod):
         clip_high: float = param(
             0.28, "Ratios above 1 + clip_high give no gradient when the advantage is positive.", ge=0
         )
+        dual_clip: float | None = param(3.0, "Ratios above this give no gradient when A < 0; empty is off.", gt=1)
 
     aggregation = "token_mean"
     params: Params
@@ -44,6 +47,6 @@ class DAPO(PolicyMethod):
 
     def loss(self, t: PolicyTokens) -> TokenLoss:
         p = self.params
-        ratio = torch.exp(t.logprobs - t.old_logprobs)
-        surrogate, metrics = clipped(ratio, t.advantages, p.clip_low, p.clip_high)
+        r = ratio(t.logprobs - t.old_logprobs)
+        surrogate, metrics = clipped(r, t.advantages, p.clip_low, p.clip_high, p.dual_clip)
         return TokenLoss(-surrogate, metrics)

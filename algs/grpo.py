@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from algs import advantages
 from algs.method import MethodParams, PolicyMethod, param
+from algs.parts.ratio import ratio
 from algs.parts.surrogate import clipped
 from algs.records import Groups, PolicyTokens, TokenLoss
 
@@ -16,12 +16,13 @@ class GRPO(PolicyMethod):
 
         r = pi / pi_old
         A = (R - mean_g) / (std_g + 1e-6)
-        loss = -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)
+        loss = -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)     with dual_clip c, when A < 0: min(that, c |A|)
 
     PPO's clipped ratio with the group in place of a critic: a response is good when it beats the other responses to its
     prompt. The usual first choice when rewards can be checked. Clipping acts only after the first optimizer step on a
     batch; before it r = 1.
-    Differs from the paper by: separate clip bounds (equal by default, as in the paper); the KL to the reference is
+    Differs from the paper by: a dual clip (arXiv 1912.09729; verl has it too), since one token of large r and A < 0 could
+    outweigh all others; separate clip bounds (equal by default, as in the paper); the KL to the reference is
     `objective.kl` (the paper: coef 0.04, k3, in the loss) and off by default, so that no reference model is held; a
     group whose rewards are equal gets exactly 0.
     Relatives: PPO (a critic in place of the group), DrGRPO (no division by std_g or length), DAPO (clips higher,
@@ -36,6 +37,7 @@ class GRPO(PolicyMethod):
         clip_high: float = param(
             0.2, "Ratios above 1 + clip_high give no gradient when the advantage is positive.", ge=0
         )
+        dual_clip: float | None = param(3.0, "Ratios above this give no gradient when A < 0; empty is off.", gt=1)
 
     aggregation = "sequence_mean"
     params: Params
@@ -45,6 +47,6 @@ class GRPO(PolicyMethod):
 
     def loss(self, t: PolicyTokens) -> TokenLoss:
         p = self.params
-        ratio = torch.exp(t.logprobs - t.old_logprobs)
-        surrogate, metrics = clipped(ratio, t.advantages, p.clip_low, p.clip_high)
+        r = ratio(t.logprobs - t.old_logprobs)
+        surrogate, metrics = clipped(r, t.advantages, p.clip_low, p.clip_high, p.dual_clip)
         return TokenLoss(-surrogate, metrics)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from algs import advantages
 from algs.method import MethodParams, PolicyMethod, param
+from algs.parts.ratio import ratio
 from algs.parts.surrogate import clipped
 from algs.records import Groups, PolicyTokens, TokenLoss
 
@@ -34,6 +35,9 @@ class GSPO(PolicyMethod):
             3e-4, "Responses whose s is below 1 - clip_low have no gradient when A < 0.", ge=0, lt=1
         )
         clip_high: float = param(4e-4, "Responses whose s is above 1 + clip_high have no gradient when A > 0.", ge=0)
+        dual_clip: float | None = param(
+            None, "Responses whose s is above this have no gradient when A < 0; empty is off.", gt=1
+        )
         level: Literal["sequence", "token"] = param(
             "sequence", "token: the paper's GSPO-token, for advantages that differ within a response."
         )
@@ -46,8 +50,8 @@ class GSPO(PolicyMethod):
 
     def loss(self, t: PolicyTokens) -> TokenLoss:
         p = self.params
-        ratio = torch.exp(t.sequence_mean(t.logprobs - t.old_logprobs))[t.sequence]
+        s = ratio(t.sequence_mean(t.logprobs - t.old_logprobs))[t.sequence]
         if p.level == "token":
-            ratio = ratio.detach() * torch.exp(t.logprobs - t.logprobs.detach())
-        surrogate, metrics = clipped(ratio, t.advantages, p.clip_low, p.clip_high)
+            s = s.detach() * torch.exp(t.logprobs - t.logprobs.detach())
+        surrogate, metrics = clipped(s, t.advantages, p.clip_low, p.clip_high, p.dual_clip)
         return TokenLoss(-surrogate, metrics)

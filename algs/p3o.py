@@ -9,6 +9,7 @@ from torch import Tensor
 
 from algs import advantages
 from algs.method import MethodParams, PolicyMethod, param
+from algs.parts.ratio import ratio, ratio_minus_one
 from algs.records import Groups, PolicyTokens, TokenLoss
 
 
@@ -47,19 +48,19 @@ class P3O(PolicyMethod):
         return advantages.group_zscore(groups)
 
     def update_sums(self, t: PolicyTokens) -> dict[str, Tensor]:
-        rho = torch.exp(t.logprobs - t.behavior_logprobs)
+        rho = ratio(t.logprobs - t.behavior_logprobs)
         return {"rho": rho, "rho_squared": rho.square(), "tokens": torch.ones_like(rho)}
 
     def loss(self, t: PolicyTokens) -> TokenLoss:
         p, s = self.params, t.update_sums
         log_rho = t.logprobs - t.behavior_logprobs
-        rho = torch.exp(log_rho)
-        # Only rounding can put it above 1, and that would turn the KL term's sign.
-        ess = (s["rho"].square() / (s["tokens"] * s["rho_squared"])).detach().clamp(max=1)
+        rho = ratio(log_rho)
+        # Only rounding can put it above 1, and that would turn the KL term's sign. If every rho is 0, so is the ESS.
+        ess = (s["rho"].square() / (s["tokens"] * s["rho_squared"]).clamp(min=1e-30)).detach().clamp(max=1)
         weight = rho.detach().clamp(max=ess)
-        moved = torch.expm1(log_rho)  # rho - 1, which float32 would round away next to mu
+        moved = ratio_minus_one(log_rho)  # rho - 1, which float32 would round away next to mu
         if p.kl_direction == "k3":
-            kl = torch.expm1(-log_rho) + log_rho
+            kl = ratio_minus_one(-log_rho) + log_rho
         else:
             kl = rho * log_rho - moved if p.kl_direction == "reverse" else moved - log_rho
         metrics = {

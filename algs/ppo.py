@@ -8,6 +8,7 @@ from torch import Tensor
 from algs import advantages
 from algs.method import MethodParams, PolicyMethod, param
 from algs.parts.gae import gae
+from algs.parts.ratio import ratio
 from algs.parts.surrogate import clipped
 from algs.records import Groups, PolicyTokens, TokenLoss
 
@@ -64,12 +65,8 @@ class PPO(PolicyMethod):
 
     def loss(self, t: PolicyTokens) -> TokenLoss:
         p = self.params
-        ratio = torch.exp(t.logprobs - t.old_logprobs)
-        surrogate, metrics = clipped(ratio, t.advantages, p.clip_low, p.clip_high)
-        if p.dual_clip is not None:
-            floor = torch.where(t.advantages < 0, p.dual_clip * t.advantages, -torch.inf)
-            metrics["dual_clip_fraction"] = (surrogate < floor).float()
-            surrogate = torch.maximum(surrogate, floor)
+        r = ratio(t.logprobs - t.old_logprobs)
+        surrogate, metrics = clipped(r, t.advantages, p.clip_low, p.clip_high, p.dual_clip)
         assert t.values is not None and t.old_values is not None and t.returns is not None
         error = (t.values - t.returns).square()
         if p.vf_clip is not None:

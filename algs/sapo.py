@@ -7,6 +7,7 @@ from torch import Tensor
 
 from algs import advantages
 from algs.method import MethodParams, PolicyMethod, param
+from algs.parts.ratio import ratio
 from algs.records import Groups, PolicyTokens, TokenLoss
 
 
@@ -40,8 +41,8 @@ class SAPO(PolicyMethod):
 
     def loss(self, t: PolicyTokens) -> TokenLoss:
         p = self.params
-        ratio = torch.exp(t.logprobs - t.old_logprobs)
-        tau = torch.full_like(ratio, p.tau_negative).masked_fill(t.advantages > 0, p.tau_positive)
-        opened = torch.sigmoid(tau * (ratio - 1))
-        metrics = {"gate": 4 * opened * (1 - opened), "ratio": ratio}  # gate: the gradient kept, 1 at r = 1
+        r = ratio(t.logprobs - t.old_logprobs)
+        tau = torch.full_like(r, p.tau_negative).masked_fill(t.advantages > 0, p.tau_positive)
+        opened = torch.sigmoid(tau * (r - 1))
+        metrics = {"gate": 4 * opened * (1 - opened), "ratio": r}  # gate: the gradient kept, 1 at r = 1
         return TokenLoss(-4 / tau * opened * t.advantages, metrics)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from algs import advantages
 from algs.method import MethodParams, PolicyMethod, param
+from algs.parts.ratio import ratio
 from algs.records import Groups, PolicyTokens, TokenLoss
 
 
@@ -38,7 +38,7 @@ class ScaleRL(PolicyMethod):
 
     def loss(self, t: PolicyTokens) -> TokenLoss:
         p = self.params
-        ratio = torch.exp(t.logprobs - t.old_logprobs).detach()
-        weight = ratio.clamp(max=p.ratio_cap)
-        metrics = {"clip_fraction": (weight != ratio).float(), "ratio": ratio}
+        r = ratio(t.logprobs - t.old_logprobs).detach()
+        weight = r.clamp(max=p.ratio_cap)
+        metrics = {"clip_fraction": (weight != r).float(), "ratio": r}
         return TokenLoss(-weight * t.advantages * t.logprobs, metrics)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from algs.parts.ratio import ratio_minus_one
 from algs.records import PolicyTokens
 from orchestration.metrics.tally import Tally
 from orchestration.model.prepared_batch import PreparedBatch
@@ -47,7 +48,7 @@ class MetricSums:
         if self.has_behavior:
             log_rho = t.logprobs.detach() - t.behavior_logprobs
             self._put("train/logprob_gap_mean", log_rho.abs())
-            self._put("train/kl_behavior_nats", torch.expm1(log_rho) - log_rho)
+            self._put("train/kl_behavior_nats", ratio_minus_one(log_rho) - log_rho)
             self._max("train/logprob_gap_max", log_rho.abs())
 
     def _put(self, name: str, values: Tensor) -> None:

@@ -59,21 +59,13 @@ def sft(s: Step, logp: Array, frozen: Array) -> list[float]:
     return [-x for x in logp]
 
 
-def grpo(s: Step, logp: Array, frozen: Array, clip_low: float = 0.2, clip_high: float = 0.2) -> list[float]:
-    return [surrogate(r, a, clip_low, clip_high) for r, a in zip(ratios(s, logp), s.advantage, strict=True)]
-
-
-def dapo(s: Step, logp: Array, frozen: Array, clip_low: float = 0.2, clip_high: float = 0.28) -> list[float]:
-    return grpo(s, logp, frozen, clip_low, clip_high)
-
-
-def ppo(
+def grpo(
     s: Step,
     logp: Array,
     frozen: Array,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
-    dual_clip: float | None = None,
+    dual_clip: float | None = 3.0,
 ) -> list[float]:
     out = []
     for r, a in zip(ratios(s, logp), s.advantage, strict=True):
@@ -82,6 +74,14 @@ def ppo(
             loss = min(loss, dual_clip * abs(a))
         out.append(loss)
     return out
+
+
+def dapo(s: Step, logp: Array, frozen: Array, clip_high: float = 0.28, **others: float) -> list[float]:
+    return grpo(s, logp, frozen, clip_high=clip_high, **others)
+
+
+def ppo(s: Step, logp: Array, frozen: Array, dual_clip: float | None = None, **bounds: float) -> list[float]:
+    return grpo(s, logp, frozen, dual_clip=dual_clip, **bounds)
 
 
 def critic(s: Step, value: Array, vf_coef: float = 0.5, vf_clip: float | None = 0.2) -> list[float]:

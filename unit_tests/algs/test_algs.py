@@ -55,7 +55,9 @@ class Expected:
 
 # Inside the clip range the weight is r A; where a clip binds it is 0.
 CLIPPED: Weights = [(1, 0.5, 0.5), (1, 1.19, 1.19), (1, 6, 0), (-1, 0.5, 0), (-1, 0.81, -0.81), (-1, 6, -6)]
-CLIPPED_HIGHER: Weights = [(1, 1.27, 1.27), (1, 1.29, 0), (1, 6, 0), (-1, 0.79, 0), (-1, 0.81, -0.81), (-1, 6, -6)]
+# With a dual clip of 3 it is 0 past that too.
+DUAL: Weights = [*CLIPPED[:-1], (-1, 2.9, -2.9), (-1, 3.1, 0), (-1, 6, 0)]
+DUAL_HIGHER: Weights = [(1, 1.27, 1.27), (1, 1.29, 0), *DUAL[3:]]
 # Up to the cap the weight is r A; past it, it stays at the cap.
 CAPPED_AT_5: Weights = [(1, 0.5, 0.5), (1, 4.9, 4.9), (1, 6, 5), (-1, 0.01, -0.01), (-1, 6, -5)]
 CAPPED_AT_2: Weights = [(1, 0.5, 0.5), (1, 1.9, 1.9), (1, 6, 2), (-1, 0.01, -0.01), (-1, 6, -2)]
@@ -88,7 +90,9 @@ METHODS: dict[str, Expected] = {
         CAPPED_AT_5,
         r.group_zscore,
     ),
-    "dapo": Expected(r.dapo, [{"clip_low": 0.1, "clip_high": 0.5}], "token_mean", CLIPPED_HIGHER, r.group_zscore),
+    "dapo": Expected(
+        r.dapo, [{"clip_low": 0.1, "clip_high": 0.5, "dual_clip": 1.7}], "token_mean", DUAL_HIGHER, r.group_zscore
+    ),
     "decoupled_ppo": Expected(
         r.decoupled_ppo,
         [
@@ -97,26 +101,26 @@ METHODS: dict[str, Expected] = {
             {"clip_low": 0.1, "clip_high": 0.4, "behavior_cap": 2.0},
         ],
         "token_mean",
-        CLIPPED,
+        DUAL,
         r.group_zscore,
     ),
-    "dr_grpo": Expected(r.grpo, [BOUNDS], "fixed_length", CLIPPED, r.centred),
+    "dr_grpo": Expected(r.grpo, [BOUNDS, {"dual_clip": None}], "fixed_length", DUAL, r.centred),
     "grpo": Expected(
         r.grpo,
         [{"clip_low": 0.2, "clip_high": 0.28}, {"clip_low": 0.9, "clip_high": 5.0}],
         "sequence_mean",
-        CLIPPED,
+        DUAL,
         r.group_zscore,
     ),
     "gspo": Expected(r.gspo, LEVELS, "sequence_mean", OF_RESPONSE, r.group_zscore),
-    "lite_ppo": Expected(r.grpo, [BOUNDS], "token_mean", CLIPPED, r.lite_ppo),
+    "lite_ppo": Expected(r.grpo, [BOUNDS], "token_mean", DUAL, r.lite_ppo),
     "p3o": Expected(
         r.p3o, [{"kl_direction": "forward"}, {"kl_direction": "k3"}], "token_mean", OF_ONE_TOKEN, r.group_zscore
     ),
     "ppo": Expected(r.ppo, [{"dual_clip": 3.0}, {**BOUNDS, "dual_clip": 1.5}], "token_mean", CLIPPED, None),
     "reinforce": Expected(r.reinforce, [], "fixed_length", PLAIN, r.centred),
-    "reinforce_plus_plus": Expected(r.grpo, [BOUNDS], "token_mean", CLIPPED, r.reinforce_plus_plus),
-    "reinforce_plus_plus_baseline": Expected(r.grpo, [BOUNDS], "token_mean", CLIPPED, r.reinforce_plus_plus_baseline),
+    "reinforce_plus_plus": Expected(r.grpo, [BOUNDS], "token_mean", DUAL, r.reinforce_plus_plus),
+    "reinforce_plus_plus_baseline": Expected(r.grpo, [BOUNDS], "token_mean", DUAL, r.reinforce_plus_plus_baseline),
     "rloo": Expected(r.reinforce, [], "fixed_length", PLAIN, r.rloo),
     "sapo": Expected(r.sapo, [{"tau_positive": 3.0, "tau_negative": 0.5}], "sequence_mean", GATED, r.group_zscore),
     "scale_rl": Expected(r.scale_rl, [{"ratio_cap": 1.5}], "prompt_mean", CAPPED_AT_5, r.scale_rl_advantage),

@@ -14,6 +14,7 @@ import torch
 
 from algs.introspection.method_facts import differentiates, reads
 from algs.parts import kl
+from plugins.kinds import listed
 from unit_tests.algs.method_checks import (
     NAMES,
     gradient,
@@ -90,6 +91,48 @@ def test_trap_3_k3_pulls_the_right_way_at_any_distance(log_ratio):
     logprobs = torch.tensor([log_ratio], requires_grad=True)
     (slope,) = torch.autograd.grad(kl.estimate("k3", logprobs, torch.zeros(1)).sum(), logprobs)
     assert torch.isfinite(slope) and torch.sign(slope).item() == math.copysign(1, log_ratio)
+
+
+@pytest.mark.parametrize("log_ratio", [-100.0, 45.0, 100.0, 1000.0])
+@pytest.mark.parametrize("name", sorted(listed("method")))
+def test_trap_3_a_log_ratio_of_100_overflows_no_method(name, log_ratio):
+    """exp(100) is Inf in float32, and times a clipped token's 0 it was NaN. Loss, metrics and gradient are finite, and
+    so is the gradient's norm, for one such token of 33 and for all, of either sign of the advantage."""
+    step = step_for(name)
+    for where in (np.arange(len(step.logp)) == 5, step.logp < 0):
+        far = step.logp - np.where(where, log_ratio, 0)
+        for sign in (-1.0, 1.0):
+            changed = {"advantage": sign * np.ones_like(far), "ref": far}
+            for against in ({"old": far, "mu": far}, {"old": far}, {"mu": far}):
+                for params in [{}, {"dual_clip": None}][: 1 + hasattr(make(name).params, "dual_clip")]:
+                    method = make(name, **params)
+                    t = policy_tokens(dataclasses.replace(step, **changed, **against), method)
+                    answer = method.loss(t)
+                    total = answer.loss.sum() + (0 if answer.critic is None else answer.critic.sum())
+                    slopes = torch.autograd.grad(total, (t.logprobs, t.values), allow_unused=True)
+                    assert torch.isfinite(answer.loss).all()
+                    assert all(torch.isfinite(m.float()).all() for m in answer.metrics.values()), answer.metrics
+                    assert all(torch.isfinite(s).all() and torch.isfinite(s.norm()) for s in slopes if s is not None)
+
+
+@pytest.mark.parametrize("name", sorted(listed("method")))
+def test_trap_3_one_far_token_does_not_outweigh_all_others(name):
+    """In a step of 1000 tokens, one with log r = 10 and A = -1 had 697 times the gradient of all others together."""
+    rng = np.random.default_rng(0)
+    step = random_step([4] * 5, [50] * 20, rng) if make(name).data != "pairs" else random_pairs([50] * 20, rng)
+    step.advantage[:] = np.where(np.arange(1000) % 2, 1.0, -1.0)
+    for column in (step.old, step.mu):
+        column[:] = step.logp - rng.normal(0, 0.1, 1000)
+        column[500] = step.logp[500] - 10
+    found = gradient(make(name), step) if name != "reward_model" else np.ones(1000)
+    if name == "p3o":  # the exact gradient of its KL to mu, which it has in place of a clip
+        return
+    if name == "ppo":  # as in the paper, whose text has no bound there
+        assert abs(found[500]) > 100 * np.linalg.norm(np.delete(found, 500))
+        found = gradient(make("ppo", dual_clip=3.0), step)
+    elif name == "gspo":  # the response's mean, 0.2 nats, is what counts
+        assert abs(found[500]) < 1.3
+    assert abs(found[500]) <= np.linalg.norm(np.delete(found, 500))
 
 
 @pytest.mark.parametrize("bad", [math.nan, -math.inf])

@@ -13,8 +13,9 @@ from unit_tests.algs.method_checks import (
 @settings(max_examples=20)
 @given(steps())
 def test_clip_fraction_counts_tokens_without_gradient(step):
-    """The metric clip_fraction marks exactly the tokens with an advantage whose gradient the clip has taken."""
+    """clip_fraction and dual_clip_fraction mark exactly the tokens with an advantage whose gradient a clip has taken."""
     method = make("grpo")
-    marked = method.loss(policy_tokens(step, method)).metrics["clip_fraction"].bool().numpy()
+    metrics = method.loss(policy_tokens(step, method)).metrics
+    marked = (metrics["clip_fraction"] + metrics["dual_clip_fraction"]).bool().numpy()
     silent = (gradient(method, step) == 0) & (step.advantage != 0)
     assert (marked[step.advantage != 0] == silent[step.advantage != 0]).all()

@@ -34,14 +34,39 @@ def divergence(forward):
 @settings(max_examples=50)
 @given(st.floats(-8, 8, width=32), st.floats(-8, 8, width=32))
 def test_values_and_slopes_equal_the_definitions(logp, ref):
-    """k1 = d, k2 = d²/2, k3 = e^−d − 1 + d with d = log(pi/ref), and their derivatives 1, d, 1 − e^−d."""
+    """k1 = d, k2 = d²/2, k3 = e^−d − 1 + d with d = log(pi/ref), and their derivatives 1, d, 1 − e^−d; k3 is linear
+    where d is below -5."""
     d = logp - ref
-    expected = {"k1": (d, 1), "k2": (d * d / 2, d), "k3": (math.exp(-d) - 1 + d, 1 - math.exp(-d))}
+    near = max(d, -5)
+    slope = 1 - math.exp(-near)
+    expected = {"k1": (d, 1), "k2": (d * d / 2, d), "k3": (math.exp(-near) - 1 + near + slope * (d - near), slope)}
     for name in kl.ESTIMATORS:
         logprobs = torch.tensor([logp], requires_grad=True)
         value = kl.estimate(name, logprobs, torch.tensor([ref]))
         (slope,) = torch.autograd.grad(value.sum(), logprobs)
         assert (value.item(), slope.item()) == pytest.approx(expected[name], rel=1e-5, abs=1e-5)
+
+
+def test_one_far_token_does_not_outweigh_a_thousand_in_k3():
+    """With log(ref/pi) = 15 one token had thousands of times the gradient of all others; its pull keeps sign and grows no more."""
+    distance = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    distance[500] = -15
+    distance.requires_grad_()
+    (slope,) = torch.autograd.grad(kl.estimate("k3", distance, torch.zeros(1000)).sum(), distance)
+    others = torch.cat([slope[:500], slope[501:]]).norm()
+    assert slope[500] == pytest.approx(1 - math.exp(5)) and abs(slope[500]) < 3 * others
+
+
+@pytest.mark.parametrize("name", kl.ESTIMATORS)
+@pytest.mark.parametrize("distance", [-1000.0, -100.0, 100.0, 1000.0])
+def test_no_distance_overflows(name, distance):
+    logprobs = torch.tensor([distance], requires_grad=True)
+    for value in (
+        kl.estimate(name, logprobs, torch.zeros(1)),
+        *([kl.weighted(name, logprobs, torch.zeros(1), torch.zeros(1))] if name != "k1" else []),
+    ):
+        (slope,) = torch.autograd.grad(value.sum(), logprobs)
+        assert torch.isfinite(value).all() and torch.isfinite(slope).all()
 
 
 def test_a_tiny_distance_is_not_lost_to_rounding():

@@ -64,7 +64,8 @@ def exact(results):
             logprob = torch.log_softmax(logits, -1).gather(1, torch.tensor(t.token_ids[:, None].astype(np.int64)))[:, 0]
             ratio = torch.exp(logprob - torch.tensor(batch.columns["old_logprobs"][own]).double())
             a = torch.tensor(batch.columns["advantages"][own]).double()
-            losses["grpo"] += -LOSS_WEIGHT * torch.minimum(ratio * a, ratio.clamp(1 - CLIP, 1 + CLIP) * a).sum()
+            surrogate = torch.minimum(ratio * a, ratio.clamp(1 - CLIP, 1 + CLIP) * a)
+            losses["grpo"] += -LOSS_WEIGHT * torch.where(a < 0, surrogate.maximum(3 * a), surrogate).sum()
             losses["cispo"] += -LOSS_WEIGHT * (ratio.detach().clamp(max=CAP) * a * logprob).sum()
             rho = batch.columns["old_logprobs"][own] - batch.columns["behavior_logprobs"][own]
             for position in range(len(a)):
@@ -132,13 +133,14 @@ def test_the_table_is_right(results, exact):
     for name in ("advantage", "logprob", "ratio", "rho"):
         np.testing.assert_allclose(found[name], numbers[name], rtol=2e-5, atol=1e-5, err_msg=name)
     a, r = numbers["advantage"], numbers["ratio"]
-    clipped = np.where(a > 0, r > 1 + CLIP, r < 1 - CLIP)
+    clipped = np.where(a > 0, r > 1 + CLIP, (r < 1 - CLIP) | (r > 3))
     assert 0 < clipped.sum() < len(a), "a step that shows both"
     assert (found["state"] == np.where(clipped, "clipped", "")).all()
     weight = np.where(clipped, 0, r * a)
     np.testing.assert_allclose(found["weight"], weight, rtol=5e-5, atol=1e-5)
     np.testing.assert_allclose(found["share"], np.abs(weight) / np.abs(weight).sum(), rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(found["loss"], -np.minimum(r * a, np.clip(r, 0.8, 1.2) * a), rtol=5e-5, atol=1e-5)
+    surrogate = np.maximum(np.minimum(r * a, np.clip(r, 0.8, 1.2) * a), np.where(a < 0, 3 * a, -np.inf))
+    np.testing.assert_allclose(found["loss"], -surrogate, rtol=5e-5, atol=1e-5)
     assert live_norm(results[1]["grpo 1"]) == pytest.approx(float(gradients["grpo"].norm()), rel=1e-4)
 
 
