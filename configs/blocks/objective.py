@@ -66,7 +66,7 @@ class Objective(Block):
     advantage: Advantage | None = Field(
         None, description="A function in algs/advantages.py or your own, in place of the method's advantage."
     )
-    aggregation: Literal["token_mean", "sequence_mean", "prompt_mean", "fixed_length"] | None = Field(
+    aggregation: Literal["token_mean", "sequence_mean", "prompt_mean", "fixed_length", "sequence_sum"] | None = Field(
         None,
         description="How token losses become one number; denominators are global over the update. Empty: as in "
         "the method's paper.",

@@ -18,6 +18,8 @@ def definition(mode, values, groups, max_new_tokens):
         return np.mean([values[i].mean() for i in present])
     if mode == "fixed_length":
         return sum(values[i].sum() for i in present) / (len(present) * max_new_tokens)
+    if mode == "sequence_sum":
+        return np.mean([values[i].sum() for i in present])
     prompts = sorted({groups[i] for i in present})
     return np.mean([np.concatenate([values[i] for i in present if groups[i] == g]).mean() for g in prompts])
 
