@@ -11,6 +11,7 @@ from typing import Any
 import xxhash
 
 MARKER = "checkpoint.json"  # file in every finished checkpoint; it says which run made it, at which step, of what files
+STATES_KEPT = 2  # so that the older checkpoint can be resumed from when the newer one is damaged
 BLOCK_BYTES = 1 << 22
 Listed = dict[str, list[Any]]  # by path within the folder: size in bytes, checksum
 

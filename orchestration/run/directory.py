@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 from orchestration.metrics.definitions import definition, metric_order
 from orchestration.run.atomic_files import fsync_file, fsync_tree, write_atomically
-from orchestration.run.checksums import Damaged, checksum, listed, read_marker, sizes, write_marker
+from orchestration.run.checksums import STATES_KEPT, Damaged, checksum, listed, read_marker, sizes, write_marker
 from orchestration.run.provenance import describe_provenance
 from orchestration.run.samples import SAMPLES, json_number, sample_record, samples_path
 from records.rollout import Trajectory
@@ -30,7 +30,6 @@ LOGS, CHECKPOINTS = "logs", "checkpoints"
 CAPTURED_STEPS = "captured_steps"  # folder of the updates that are kept whole for the step debugger
 FIRST_RANK_SECONDS = 600  # the first rank may still be tokenising its data
 RESUME = "resume"  # folder beside checkpoints/ with what a resumed run needs (orchestration/run/resume.py)
-STATES_KEPT = 2  # so that the older checkpoint can be resumed from when the newer one is damaged
 LOCK = ".lock"
 # What the system, safetensors, and torch (which cannot write on) say when there is no room.
 DISK_FULL = ("No space left on device", "Disk quota exceeded", "inline_container.cc")

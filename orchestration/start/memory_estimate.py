@@ -12,7 +12,7 @@ from configs.blocks.supervised import SLConfig
 from configs.reading.load import method_for
 from orchestration.cluster.job_shape import EngineJob
 from orchestration.model.checkpoint_facts import ModelFacts
-from orchestration.run.directory import STATES_KEPT
+from orchestration.run.checksums import STATES_KEPT
 
 if TYPE_CHECKING:
     from orchestration.model.lora import AdapterSize
