@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -270,6 +271,34 @@ def repack_tied_heads(tied: list[tuple[nn.Module, nn.Module]], device: torch.dev
         head.weight = embedding.weight
         if device.type == "cpu":
             head.cpu_linear = embedding.cpu_linear
+
+
+@contextmanager
+def processing_seen(
+    model: nn.Module, before: Callable[[nn.Module], None], after: Callable[[nn.Module], None]
+) -> Iterator[None]:
+    """In the block, call functions before and after a layer's loaded weights are brought into its kernel's order.
+
+    Assumed: vLLM does that by `process_weights_after_loading` of the layer's `quant_method`, during the load of its
+    last tensor. Otherwise weights in an order of their own are taken for other ones, and refused.
+    """
+    methods = {id(one): one for layer in model.modules() if (one := getattr(layer, "quant_method", None)) is not None}
+
+    def seen(process: Callable[[nn.Module], None]) -> Callable[[nn.Module], None]:
+        def processed(layer: nn.Module) -> None:
+            before(layer)
+            process(layer)
+            after(layer)
+
+        return processed
+
+    for method in methods.values():
+        method.process_weights_after_loading = seen(method.process_weights_after_loading)
+    try:
+        yield
+    finally:
+        for method in methods.values():
+            del method.process_weights_after_loading
 
 
 def packed_product(layer: nn.Module | None) -> Any:

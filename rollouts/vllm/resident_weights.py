@@ -1,8 +1,10 @@
-"""What a worker holds after a load is read back and compared, bit by bit, with what was to be copied there.
+"""What a worker holds after a load is compared, bit by bit, with what was to be copied there.
 
 While weights load, every copy that one of vLLM's loaders makes is noted: which part of which parameter, and a
-fingerprint of the source. Afterwards the same parts are read from the layers that compute. So fused, sharded and padded
-parameters need no code of their own, and a part that kept its old values is found however small the step was.
+fingerprint of the source. The same parts are read from the loaded parameters, and after the load from the layers that
+compute. So fused, sharded and padded parameters need no code of their own, and a part that kept its old values is found
+however small the step was. Some layers bring their weights into an order of their own once they are loaded: their parts
+are read just before that, and what came of it is noted and read after the load.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import hardshrink
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rollouts.vllm.internals import packed_product
+from rollouts.vllm.internals import packed_product, processing_seen
 from rollouts.vllm.weight_file import bytes_of, weighted_sum
 
 COPY = torch.ops.aten.copy_.default
@@ -27,6 +29,7 @@ TINY = torch.finfo(torch.float32).tiny
 COLUMNS = 32  # that are read of every packed weight after a load; after the next load the next ones
 
 Name = tuple[str, str]  # of a layer, and of its parameter
+Found = list[tuple[Tensor, Tensor]]  # fingerprints of what is held, and of what should be
 Place = tuple[tuple[int, ...], tuple[int, ...], int]  # of a view: shape, stride, offset
 
 
@@ -41,10 +44,9 @@ def fingerprint(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Note:
-    """The fingerprints of what was copied to a place: of all values where these can be read, and of some columns where
-    only a product can be asked."""
+    """The fingerprints of what was copied to a place: of all values, and for a packed weight of some columns."""
 
-    whole: Tensor | None
+    whole: Tensor
     columns: Tensor | None
 
 
@@ -56,16 +58,17 @@ class ResidentWeights:
         self.version: int | None = None  # that was noted last
         self._model, self._device = model, device
         self._heads = {id(embedding): head for head, embedding in tied}
-        packed: dict[str, Any] = {n: layer for n, layer in model.named_modules() if packed_product(layer) is not None}
-        self._packed = set(packed)
-        self._unreadable = {name for name, layer in packed.items() if layer.weight.numel() == 0}
+        self._packed = {name for name, layer in model.named_modules() if packed_product(layer) is not None}
+        self._names = {id(layer): name for name, layer in model.named_modules()}
         self._seen: dict[Name, Tensor] = {}  # parameters as loaders see them, in shape and dtype
         self._notes: dict[Name, dict[Place, Note]] = {}
+        self._loaded: dict[Name, Found] = {}  # of layers that were processed: what their loaded parameters held
+        self._processed: dict[Name, Tensor] = {}  # and the fingerprints of what they became
 
     @contextmanager
     def noting(self, version: int) -> Iterator[None]:
         """Note what is copied into parameters during the block, which follows `internals.begin_reload`."""
-        self.version, self._notes = version, {}
+        self.version, self._notes, self._loaded, self._processed = version, {}, {}, {}
         self._seen = {
             (layer_name, name): tensor.detach()
             for layer_name, layer in self._model.named_modules()
@@ -79,55 +82,83 @@ class ResidentWeights:
             if name is not None and not source.is_meta:
                 self._notes.setdefault(name, {})[_place(target)] = self._note(name, target, source)
 
-        with _Copies(note):
+        with processing_seen(self._model, self._before_processing, self._after_processing), _Copies(note):
             yield
 
     def _note(self, name: Name, target: Tensor, source: Tensor) -> Note:
-        values, (layer, parameter) = source.expand(target.shape).to(target.dtype), name
-        whole, columns, weight = None, None, self._seen[name]
-        is_weight = parameter == "weight" and weight.ndim == 2
-        if not is_weight or layer not in self._unreadable:
-            whole = fingerprint(values.to(self._device))
-        if is_weight and layer in self._packed and target.shape[-1] == weight.shape[-1]:
+        values, columns, weight = source.expand(target.shape).to(target.dtype), None, self._seen[name]
+        if self._is_packed(name) and target.shape[-1] == weight.shape[-1]:
             columns = fingerprint(values[:, self._columns(weight)])
-        return Note(whole, columns)
+        return Note(fingerprint(values.to(self._device)), columns)
+
+    def _is_packed(self, name: Name) -> bool:
+        return name[0] in self._packed and name[1] == "weight" and self._seen[name].ndim == 2
 
     def _columns(self, weight: Tensor) -> Tensor:
         """Return the numbers of those to read, in another part of the weight after every load."""
         width = weight.shape[-1]
         return (torch.arange(min(COLUMNS, width)) + COLUMNS * (self.version or 0)) % width
 
+    def _parameters(self, layer: nn.Module) -> Iterator[tuple[Name, Tensor]]:
+        """Yield the parameters of a layer into which something was copied."""
+        for name, tensor in layer.named_parameters(recurse=False):
+            full_name = (self._names.get(id(layer), ""), name)
+            if full_name in self._notes:
+                yield full_name, tensor.detach()
+
+    def _before_processing(self, layer: nn.Module) -> None:
+        for name, tensor in self._parameters(layer):
+            self._loaded[name] = self._parts(name, tensor)
+
+    def _after_processing(self, layer: nn.Module) -> None:
+        for name, tensor in self._parameters(layer):
+            if tensor.numel():
+                self._processed[name] = fingerprint(tensor)
+
+    def _parts(self, name: Name, tensor: Tensor) -> Found:
+        """Return what the noted parts of a parameter hold; nothing when it does not have the layout of its loaders."""
+        seen = self._seen[name]
+        if (tensor.shape, tensor.stride()) != (seen.shape, seen.stride()):
+            return []
+        held = tensor.to(seen.dtype)
+        return [(fingerprint(held.as_strided(*place)), note.whole) for place, note in self._notes[name].items()]
+
     def read_back(self) -> tuple[float, list[str]]:
         """Compare what layers hold with the notes.
 
-        Return the share of noted values that is in a layout which can be read, since some kernels keep weights in an
-        order of their own, and the names of parameters that hold something else.
+        Return the share of noted values that could be compared, and the names of parameters that hold something else.
         """
         noted, read, other = 0, 0, []
         for name, notes in self._notes.items():
             size = sum(torch.Size(shape).numel() for shape, _, _ in notes)
-            found = list(self._found(name, notes))
+            found = self._found(name)
             noted, read = noted + size, read + (size if found else 0)
             if differing := sum(int(holds) != int(should) for holds, should in found):
-                other.append(f"{'.'.join(name)} ({differing} of {len(found)} parts)")
+                other.append(f"{'.'.join(name)} ({differing} of {len(found)} comparisons)")
         return read / max(noted, 1), other
 
-    def _found(self, name: Name, notes: dict[Place, Note]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield what is held and what should be, for every note and every place where a layer computes with it."""
-        layer, seen = self._model.get_submodule(name[0]), self._seen[name]
+    def _found(self, name: Name) -> Found:
+        """Return what is held and what should be, for every note and every place where a layer computes with it."""
+        layer = self._model.get_submodule(name[0])
         tensor = getattr(layer, name[1]).detach()
-        if (tensor.shape, tensor.stride()) == (seen.shape, seen.stride()):
-            for place, note in notes.items():
-                if note.whole is not None:
-                    yield fingerprint(tensor.to(seen.dtype).as_strided(*place)), note.whole
-        if name[1] == "weight" and name[0] in self._packed:
-            products = {id(one): one for one in map(packed_product, (layer, self._heads.get(id(layer)))) if one}
-            for product in products.values():
-                columns = unpacked(product, self._columns(seen), seen)
-                for (shape, stride, offset), note in notes.items():
-                    if note.columns is not None:
-                        first = offset // stride[0]
-                        yield fingerprint(columns[first : first + shape[0]]), note.columns
+        found = self._loaded.get(name)
+        if found is None:
+            found = self._parts(name, tensor)
+        elif name in self._processed:
+            found = [*found, (fingerprint(tensor), self._processed[name])]
+        return [*found, *self._products(name, layer)]
+
+    def _products(self, name: Name, layer: nn.Module) -> Found:
+        if not self._is_packed(name):
+            return []
+        seen, found = self._seen[name], []
+        for product in {packed_product(one) for one in (layer, self._heads.get(id(layer)))} - {None}:
+            columns = unpacked(product, self._columns(seen), seen)
+            for (shape, stride, offset), note in self._notes[name].items():
+                if note.columns is not None:
+                    first = offset // stride[0]
+                    found.append((fingerprint(columns[first : first + shape[0]]), note.columns))
+        return found
 
 
 def unpacked(product: Callable[..., Tensor], columns: Tensor, weight: Tensor) -> Tensor:

@@ -183,13 +183,13 @@ class WeightReceiver(WeightTransferEngine[JoinGroup, BroadcastUpdate]):
             raise ValueError("a whole model came to an engine that takes adapters")
         else:
             internals.begin_reload(self.model)
-            try:
-                with self.resident.noting(version):
+            with self.resident.noting(version):
+                try:
                     yield lambda tensors: self.model.load_weights(new(tensors))
-                incomplete = internals.incomplete_layers(self.model, self.tied)
-            finally:
-                internals.finish_reload(self.model, self.model_config)
-                self.repack_tied_heads()
+                    incomplete = internals.incomplete_layers(self.model, self.tied)
+                finally:
+                    internals.finish_reload(self.model, self.model_config)
+                    self.repack_tied_heads()
             if incomplete:
                 raise ValueError(f"{len(names)} tensors came, but these layers lack elements: {', '.join(incomplete)}")
 

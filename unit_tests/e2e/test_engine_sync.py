@@ -192,7 +192,7 @@ STALE = {
     "all": (("", (".*", 0, 10**6)), "in 1[0-9] parameters"),
     "the update": (("update", None), "everything: version"),
     "one layer": (("", (r"model\.layers\.1\..*", 0, 10**6)), r"model\.layers\.1\..*weight"),
-    "one head's rows": (("", (r"model\.layers\.0\.self_attn\.qkv_proj", 32, 64)), r"layers\.0\.self_attn\.qkv_proj\.weight \(1 of 3"),
+    "one head's rows": (("", (r"model\.layers\.0\.self_attn\.qkv_proj", 32, 64)), r"layers\.0\.self_attn\.qkv_proj\.weight \(1 of 6"),
     "the tied head": (("head", None), r"in 1 parameters: model\.embed_tokens\.weight"),
 }  # fmt: skip
 

@@ -100,14 +100,14 @@ def test_every_stale_part_is_found(rate: float, dtype: torch.dtype, packs: bool)
 
     new()
     put_back(model, old["fused"], slice(4, 8))  # one head's rows
-    assert resident.read_back()[1] == ["fused.weight (1 of 2 parts)"]
+    assert resident.read_back()[1] == ["fused.weight (1 of 2 comparisons)"]
     new()
     model.experts.w13_weight.data[2] = old["experts.w13_weight"][2]
-    assert resident.read_back()[1] == ["experts.w13_weight (1 of 4 parts)"]
+    assert resident.read_back()[1] == ["experts.w13_weight (1 of 4 comparisons)"]
     if packs:
         new()
         model.head.cpu_linear = head
-        assert resident.read_back()[1] == ["embedding.weight (1 of 3 parts)"]  # itself, its product, the head's
+        assert resident.read_back()[1] == ["embedding.weight (1 of 3 comparisons)"]  # itself, its product, the head's
     new()
     put_back(model, old["fused"], slice(None))
     model.experts.w13_weight.data.copy_(old["experts.w13_weight"])
@@ -134,6 +134,37 @@ def test_a_layout_that_cannot_be_read_is_not_counted_as_read() -> None:
     model.experts.w13_weight = nn.Parameter(model.experts.w13_weight.transpose(1, 2).contiguous())
     share, other = resident.read_back()
     assert other == [] and share == pytest.approx(1 - 24 / (24 + 24 + 37))
+
+
+class Reordering:
+    """As vLLM's for experts on a CPU: weights get another order and keep their shape."""
+
+    def process_weights_after_loading(self, layer: nn.Module) -> None:
+        layer.w13_weight.data.copy_(layer.w13_weight.data.flip(-1))
+
+
+def test_weights_in_an_order_of_their_own_are_read_before_and_after() -> None:
+    model, method = Model(torch.float32, packs=False), Reordering()
+    model.experts.quant_method = method
+    resident, weights = ResidentWeights(model, torch.device("cpu"), []), sent(torch.float32)
+
+    def processed(stale: bool) -> list[str]:
+        with resident.noting(1):
+            for i in range(4):
+                model.experts.w13_weight.data[i].copy_(weights[f"e{i}"])
+            if stale:
+                model.experts.w13_weight.data[2].sub_(1e-7)
+            method.process_weights_after_loading(model.experts)
+        return resident.read_back()[1]
+
+    assert processed(stale=False) == []
+    before = model.experts.w13_weight.clone()
+    weights = {name: tensor + 1e-7 for name, tensor in weights.items()}
+    assert processed(stale=True) == ["experts.w13_weight (1 of 5 comparisons)"]
+    assert processed(stale=False) == []
+    model.experts.w13_weight.data[1] = before[1]
+    assert resident.read_back()[1] == ["experts.w13_weight (1 of 5 comparisons)"]
+    assert "process_weights_after_loading" not in vars(method)
 
 
 def test_zeros_of_both_signs_are_one_value_and_small_numbers_are_not() -> None:
