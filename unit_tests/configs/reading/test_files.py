@@ -58,7 +58,7 @@ def test_blocks_merge_and_the_rest_replaces(folder: Path) -> None:
 
 def test_a_method_or_function_of_another_name_leaves_its_predecessors_parameters_behind(folder: Path) -> None:
     same = load(child(folder, "extends: base.yaml\nalgorithm: {name: grpo, clip_low: 0.1}\n"), RLConfig)
-    assert same.algorithm.params == {"clip_low": 0.1, "clip_high": 0.28}
+    assert same.algorithm.params == {"clip_low": 0.1, "clip_high": 0.28, "dual_clip": 3.0}
     unnamed = load(child(folder, "extends: base.yaml\nalgorithm: {clip_low: 0.1}\n"), RLConfig)
     assert unnamed.algorithm == same.algorithm
     other = load(child(folder, "extends: base.yaml\nalgorithm: {name: cispo}\n"), RLConfig)

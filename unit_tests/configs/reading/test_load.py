@@ -46,7 +46,7 @@ def message(path: Path, *overrides: str) -> str:
 def test_defaults_and_method_parameters_are_filled_in(minimal: Path) -> None:
     config = load(minimal, RLConfig)
     assert config.train.learning_rate == 1e-6 and config.rollout.responses_per_prompt == 8
-    assert config.algorithm.params == {"clip_low": 0.2, "clip_high": 0.2}
+    assert config.algorithm.params == {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0}
     method = method_for(config)
     assert type(method).__name__ == "GRPO" and method.params.clip_high == 0.2
 
@@ -76,7 +76,7 @@ def test_evaluation_uses_the_held_out_prompts_of_the_training_job() -> None:
 
 def test_method_parameters_are_beside_the_name_in_yaml(minimal: Path) -> None:
     written = yaml.safe_load(to_yaml(load(minimal, RLConfig, ["algorithm.clip_high=0.28"])))
-    assert written["algorithm"] == {"name": "grpo", "clip_low": 0.2, "clip_high": 0.28}
+    assert written["algorithm"] == {"name": "grpo", "clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0}
 
 
 def test_unknown_keys_name_the_nearest(minimal: Path) -> None:

@@ -68,10 +68,12 @@ def test_memory_counts_masters_moments_and_gradients_of_adapters_only() -> None:
 
 def test_what_is_synced_and_kept_is_small_unless_merged() -> None:
     found = memory()
-    assert (found.sync, found.checkpoints, found.engine["adapter"]) == (2_000_000, 16_000_000, 2_000_000)
+    assert (found.sync, found.checkpoints, found.engine["adapter"]) == (2_000_000, 3 * 16_000_000, 2_000_000), (
+        "three, with their states"
+    )
     assert memory("lora.sync=merged").sync == 200_000_000
     assert "adapter" not in memory("lora.sync=merged").engine
-    assert memory("checkpoint.merged=true").checkpoints == 216_000_000
+    assert memory("checkpoint.merged=true").checkpoints == 3 * 216_000_000
 
 
 def test_the_plan_says_what_is_trained_and_saved() -> None:
