@@ -44,7 +44,7 @@ def print_plan(plan: Plan, warnings: list[str], console: Console | None = None) 
             table.add_row(title if index == 0 else "", name, value)
         table.add_section()
     notes = [f"[yellow]warning[/]: {text}" for text in warnings] or ["no warnings"]
-    title = f"plan of {plan.of_what}; nothing was started or written"
+    title = f"plan of {plan.of_what}; no engine or trainer was started, nothing was written"
     console.print(Panel(Group(table, "", *notes), title=title, title_align="left", border_style="dim"))
 
 
