@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,6 +75,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     config.option.loadscopereorder = False  # the order is ours
     return GroupScheduling(config, log)
+
+
+@pytest.fixture(scope="session")
+def whole_tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model's folder, which no test changes."""
+    from unit_tests.tiny_model import write_tiny_model
+
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture
+def tiny_folder(whole_tiny_folder: Path, tmp_path: Path) -> Path:
+    """A copy of it that the test may damage."""
+    return Path(shutil.copytree(whole_tiny_folder, tmp_path / "tiny"))
 
 
 @pytest.fixture(scope="session")

@@ -6,11 +6,10 @@ import re
 from typing import Any
 
 MASK = "***"
-_SECRET = re.compile(r"(?i)key|token|secret|password|authorization")
+_NAMES = "key|token|secret|password|authorization"  # parts of a secret's name
+_SECRET = re.compile(rf"(?i){_NAMES}")
 _USER = re.compile(r"(?<=://)[^/\s@]+@")
-_SETTING = re.compile(
-    r"""(?i)((?:key|token|secret|password|authorization)[\w-]*["']?\s*[:=]\s*)("[^"]*"|'[^']*'|[^,}\]]+)"""
-)
+_SETTING = re.compile(rf"""(?i)((?:{_NAMES})[\w-]*["']?\s*[:=]\s*)("[^"]*"|'[^']*'|[^,}}\]]+)""")
 
 
 def masked(value: Any, key: str = "") -> Any:

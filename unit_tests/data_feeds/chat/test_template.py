@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +10,8 @@ import pytest
 
 from data_feeds.chat import template
 from data_feeds.chat.template import load_prompt_tokenizer, render_chat
-from unit_tests.tiny_model import write_tiny_model
 
 MESSAGES = [{"role": "user", "content": "1 + 1"}]
-
-
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
-
-
-@pytest.fixture
-def model(original: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(original, tmp_path / "tiny"))
 
 
 @pytest.mark.parametrize(
@@ -38,13 +26,13 @@ def model(original: Path, tmp_path: Path) -> Path:
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
     ],
 )
-def test_a_template_that_fails_or_does_not_end(model: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_template_that_fails_or_does_not_end(tiny_folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template, "SECONDS", 0.5)
-    (model / "chat_template.jinja").write_text(text)
-    settings = json.loads((model / "tokenizer_config.json").read_text())
+    (tiny_folder / "chat_template.jinja").write_text(text)
+    settings = json.loads((tiny_folder / "tokenizer_config.json").read_text())
     settings.pop("chat_template", None)
-    (model / "tokenizer_config.json").write_text(json.dumps(settings))
-    tokenizer = load_prompt_tokenizer(str(model))
+    (tiny_folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = load_prompt_tokenizer(str(tiny_folder))
     with pytest.raises(ValueError, match=r"the chat template of .* refuses messages with roles .*user.*change the"):
         render_chat(tokenizer, MESSAGES)
 
@@ -56,7 +44,7 @@ def test_a_template_that_fails_or_does_not_end(model: Path, text: str, monkeypat
         *(("tokenizer_config.json", value) for value in ([], "x", 5)),
     ],
 )
-def test_files_that_are_no_tokenizer(model: Path, file: str, value: Any) -> None:
-    (model / file).write_text(json.dumps(value))
+def test_files_that_are_no_tokenizer(tiny_folder: Path, file: str, value: Any) -> None:
+    (tiny_folder / file).write_text(json.dumps(value))
     with pytest.raises(ValueError, match=r"model\.path: .*tokenizer"):
-        load_prompt_tokenizer(str(model))
+        load_prompt_tokenizer(str(tiny_folder))
