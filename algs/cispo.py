@@ -21,8 +21,8 @@ class CISPO(PolicyMethod):
     it: rare tokens at the turns of a reasoning are the ones that PPO drops first. Use it with several optimizer steps
     per batch or with stale data.
     Differs from the paper by: ratio_cap is the largest weight itself (the paper's 1 + eps_high; other code may call
-    either the cap); the mean over all tokens of the update, as in DAPO's released recipe (the paper's formula divides by
-    the tokens of each prompt: `objective.aggregation: prompt_mean`); a group whose rewards are equal gets exactly 0.
+    either the cap); the mean over all tokens of the update, as in DAPO's released recipe (the paper's formula divides
+    by the tokens of each prompt: `objective.aggregation: prompt_mean`); a group whose rewards are equal gets exactly 0.
     Relatives: ScaleRL (this loss, other advantage and averaging), AIPO (r = pi / mu, smaller cap), REINFORCE (this at r
     = 1, without std_g), GRPO (drops tokens past the clip), P3O (the data sets the cap).
     """

@@ -24,8 +24,8 @@ class DecoupledPPO(PolicyMethod):
     PPO's ratio does two jobs: it corrects for the policy that sampled, and it keeps the new policy near. With stale
     data these are two policies: w corrects for mu, the clip is around pi_old. Use it when responses are sampled ahead
     of training. It carries its own w: an off-policy correction beside it would count mu twice.
-    Differs from the paper by: a dual clip (see GRPO); w has a cap (the 2021 paper has none; AReaL's code drops the tokens
-    above its own, its newest also offers to clamp); no critic: the group is in its place.
+    Differs from the paper by: a dual clip (see GRPO); w has a cap (the 2021 paper has none; AReaL's code drops the
+    tokens above its own, its newest also offers to clamp); no critic: the group is in its place.
     Relatives: GRPO (this at w = 1), AIPO (one weight pi / mu, no clip), P3O (the same, capped by ESS), PPO (a critic, w
     = 1).
     """

@@ -21,8 +21,8 @@ class GRPO(PolicyMethod):
     PPO's clipped ratio with the group in place of a critic: a response is good when it beats the other responses to its
     prompt. The usual first choice when rewards can be checked. Clipping acts only after the first optimizer step on a
     batch; before it r = 1.
-    Differs from the paper by: a dual clip (arXiv 1912.09729; verl has it too), since one token of large r and A < 0 could
-    outweigh all others; separate clip bounds (equal by default, as in the paper); the KL to the reference is
+    Differs from the paper by: a dual clip (arXiv 1912.09729; verl has it too), since one token of large r and A < 0
+    could outweigh all others; separate clip bounds (equal by default, as in the paper); the KL to the reference is
     `objective.kl` (the paper: coef 0.04, k3, in the loss) and off by default, so that no reference model is held; a
     group whose rewards are equal gets exactly 0.
     Relatives: PPO (a critic in place of the group), DrGRPO (no division by std_g or length), DAPO (clips higher,

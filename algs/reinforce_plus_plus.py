@@ -21,10 +21,10 @@ class ReinforcePlusPlus(PolicyMethod):
         loss = -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)     with dual_clip c, when A < 0: min(that, c |A|)
 
     The method normalises over the whole step, so one response per prompt is enough.
-    Differs from the paper by: a dual clip (see GRPO); mean and std are over responses by default, where the paper's code
-    takes them over tokens (`normalise_over: tokens`); the KL to the reference, in the paper's reward, is `objective.kl`
-    with `placement: reward` (R is then the reward less the penalties from a token on, as there); a step without spread
-    gets 0.
+    Differs from the paper by: a dual clip (see GRPO); mean and std are over responses by default, where the paper's
+    code takes them over tokens (`normalise_over: tokens`); the KL to the reference, in the paper's reward, is
+    `objective.kl` with `placement: reward` (R is then the reward less the penalties from a token on, as there); a step
+    without spread gets 0.
     Relatives: ReinforcePlusPlusBaseline (the group's mean goes first), GRPO (mean and std of each group), PPO (a
     critic, whitened GAE), REINFORCE (no division, no clip).
     """

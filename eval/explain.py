@@ -5,8 +5,8 @@
     python -m eval.explain dpo --set beta=0.5                     weights against the margin of a pair
     python -m eval.explain my_lab.my_loss:Mine                    your own, from the folder that holds my_lab
 
-Everything is taken from the class docstring, from `Params`, or from the method itself, asked on made-up tokens. A method
-whose answer depends on how an update is cut into micro-batches is told so, and the exit code is 1.
+Everything is taken from the class docstring, from `Params`, or from the method itself, asked on made-up tokens. A
+method whose answer depends on how an update is cut into micro-batches is told so, and the exit code is 1.
 """
 
 from __future__ import annotations

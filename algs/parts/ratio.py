@@ -1,7 +1,7 @@
 """The exponential of a log-ratio that cannot overflow: past a bound it goes on along its tangent.
 
-Where exp(log r) is Inf, a clipped token's gradient is 0 * Inf = NaN and the whole update is lost. On the tangent a ratio
-stays finite, and so does a gradient that goes through it, which keeps its sign: cut off, it would be 0 or turn.
+Where exp(log r) is Inf, a clipped token's gradient is 0 * Inf = NaN and the whole update is lost. On the tangent a
+ratio stays finite, and so does a gradient that goes through it, which keeps its sign: cut off, it would be 0 or turn.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ def completed(config: RLConfig) -> RLConfig:
 def _with_correction(config: RLConfig) -> RLConfig:
     """Return the configuration, with truncated importance weights where tokens may be that old.
 
-    A method that caps its ratio (CISPO, ScaleRL) is such a weight already, and a cap on pi_old / mu would act before its
-    own. It takes mu as pi_old instead, so that its ratio is pi / mu, unless the user chose pi_old.
+    A method that caps its ratio (CISPO, ScaleRL) is such a weight already, and a cap on pi_old / mu would act before
+    its own. It takes mu as pi_old instead, so that its ratio is pi / mu, unless the user chose pi_old.
 
     These are left unchanged: a list of corrections that the user wrote (an empty one too), a method that weighs by mu
     itself, and the engine's log-probabilities as pi_old.

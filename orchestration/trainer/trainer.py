@@ -276,7 +276,8 @@ class Trainer:
         return computed
 
     def save_state(self, folder: Path) -> dict[str, int]:
-        """Write all that decides the next step, and return the sizes of the files. A collective: every rank calls it."""
+        """Write all that decides the next step, and return the sizes of the files. A collective: every rank calls
+        it."""
         return save_state(folder, self.ds_engines, self.counters, self.device)
 
     def load_state(self, folder: Path) -> None:

@@ -3,7 +3,8 @@
 Standard input holds {"setup", "tests"}. A name that neither Python nor setup nor the test defines stands for the
 program's; calling it asks the process in which the program runs. What a function gives back is a number, a text, a
 collection of such, an iterator or a function. Other objects would decide by `==` or methods of their own; only names
-with a capital letter (classes) give objects whose attributes and methods a test can use. The result pipe gets a line [index, verdict, why] for each test.
+with a capital letter (classes) give objects whose attributes and methods a test can use. The result pipe gets a line
+[index, verdict, why] for each test.
 """
 
 import ast
@@ -24,7 +25,8 @@ class ProgramError(Exception):
 
 
 class Ended(ProgramError):
-    """An iterator of the program has ended, or the program raised this, which a test's loop would take for its own end."""
+    """An iterator of the program has ended, or the program raised this, which a test's loop would take for its own
+    end."""
 
 
 class NoAnswer(BaseException):
@@ -106,7 +108,8 @@ class Iterated:
 
 
 class Opaque:
-    """An object of the program's own that a function gave back. It can be handed to the program, and decides nothing."""
+    """An object of the program's own that a function gave back. It can be handed to the program, and decides
+    nothing."""
 
     __slots__ = ("_number",)
 

@@ -54,7 +54,8 @@ class ResidentWeights:
     """What one worker's model should hold since its last load."""
 
     def __init__(self, model: nn.Module, device: torch.device, tied: list[tuple[nn.Module, nn.Module]]) -> None:
-        """Begin with nothing noted. tied: heads and the embeddings whose weight they share; see `internals.tied_heads`."""
+        """Begin with nothing noted. tied: heads and the embeddings whose weight they share; see
+        `internals.tied_heads`."""
         self.version: int | None = None  # that was noted last
         self._model, self._device = model, device
         self._heads = {id(embedding): head for head, embedding in tied}
